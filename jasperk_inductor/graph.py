@@ -1,0 +1,243 @@
+"""A Dynamo graph, seen as dataflow.
+
+Dynamo's graph still speaks the user's dialect: `x + y`, `torch.add(x, y)` and `x.add(y)` are three different nodes, a cast may
+be `.float()`, `.to(...)` or `.type_as(...)`. `GraphView` gives every node one canonical name, so that families look at what is
+computed and not at how it was spelt; it knows which tensors share storage and which nodes write, so that a site is only moved
+where nothing changes under it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+_FUNCTIONS: dict[Any, str] = {}
+
+
+def _name(canonical: str, *functions: Any) -> None:
+    for function in functions:
+        _FUNCTIONS[function] = canonical
+
+
+_name("add", operator.add, torch.add)
+_name("sub", operator.sub, torch.sub)
+_name("mul", operator.mul, torch.mul, torch.multiply)
+_name("div", operator.truediv, torch.div, torch.true_divide)
+_name("neg", operator.neg, torch.neg, torch.negative)
+_name("pow", operator.pow, torch.pow)
+_name("square", torch.square)
+_name("mean", torch.mean)
+_name("rsqrt", torch.rsqrt)
+_name("sqrt", torch.sqrt)
+_name("cat", torch.cat, torch.concat, torch.concatenate)
+_name("getitem", operator.getitem)
+_name("silu", F.silu)
+_name("sigmoid", torch.sigmoid, F.sigmoid, torch.special.expit)
+_name("softmax", F.softmax, torch.softmax)
+_name("softplus", F.softplus)
+_name("linear", F.linear)
+_name("conv1d", F.conv1d, torch.conv1d)
+_name("attention", F.scaled_dot_product_attention)
+_name("rms_norm", F.rms_norm, *([torch.rms_norm] if hasattr(torch, "rms_norm") else []))
+_name("dropout", F.dropout, torch.dropout)
+_name("view", torch.reshape, torch.transpose, torch.permute, torch.squeeze, torch.unsqueeze, torch.flatten, torch.unflatten)
+_name("view", torch.swapaxes, torch.movedim)
+_name("chunk", torch.chunk, torch.split, torch.tensor_split)
+
+_METHODS = {name: name for name in ("add", "sub", "mul", "div", "neg", "pow", "square", "mean", "rsqrt", "sqrt", "sigmoid", "softmax")}
+_METHODS |= {
+    name: "view"
+    for name in (
+        "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "expand", "contiguous", "flatten", "unflatten",
+        "view_as", "reshape_as", "expand_as", "swapaxes", "movedim",
+    )
+}  # fmt: skip
+_METHODS |= {"chunk": "chunk", "split": "chunk", "tensor_split": "chunk", "true_divide": "div", "multiply": "mul"}
+_CASTS = {"float", "half", "bfloat16", "double", "type", "type_as", "to"}
+
+# Nothing may be moved across these: they change what the nodes after them mean.
+_BARRIERS = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode"}
+
+
+def value_of(node: fx.Node) -> Any:
+    """What Dynamo recorded for a node: a fake tensor, a SymInt, …, or None."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
+
+
+def canonical(node: fx.Node) -> str:
+    """One name for one operation, whatever its spelling; "" where the operation is not one we know."""
+    if node.op == "call_function":
+        if (name := _FUNCTIONS.get(node.target)) is not None:
+            return name
+        text = str(getattr(node.target, "__name__", node.target))
+        return "attention" if "attention" in text else ""  # flex_attention and other attention operators
+    if node.op == "call_method":
+        if node.target in _CASTS:
+            source, value = value_of(node.args[0]), value_of(node)  # type: ignore[arg-type]
+            same = isinstance(value, torch.Tensor) and isinstance(source, torch.Tensor) and source.device == value.device
+            return "cast" if same else ""
+        return _METHODS.get(str(node.target), "")
+    return ""
+
+
+def storages(value: Any) -> set[int]:
+    """Identities of the storages behind a value (tensor, or nest of them)."""
+    if isinstance(value, torch.Tensor):
+        try:
+            return {value.untyped_storage()._cdata}
+        except (NotImplementedError, RuntimeError):  # sparse and wrapper tensors have none; they never match a site
+            return set()
+    if isinstance(value, list | tuple):
+        return set().union(*(storages(v) for v in value))
+    return set()
+
+
+def written(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes whose tensors this node writes in place."""
+    if node.op == "call_method":
+        name = str(node.target)
+        if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__", "__isub__"):
+            yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
+        return
+    if node.op != "call_function":
+        yield from node.all_input_nodes if node.op == "call_module" else ()
+        return
+    target = node.target
+    name = str(getattr(target, "__name__", target))
+    if isinstance(out := node.kwargs.get("out"), fx.Node):
+        yield out
+    if isinstance(target, torch._ops.OpOverload):
+        for argument, given in zip(target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, fx.Node):
+                yield given
+    elif isinstance(target, torch._ops.HigherOrderOperator):
+        yield from node.all_input_nodes  # opaque: may write anything it is given
+    elif target in _INPLACE or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True:
+        yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
+    elif target in (F.silu, F.relu, F.dropout) and True in node.args[1:]:  # inplace given by position
+        yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
+
+
+_INPLACE = {operator.setitem, operator.delitem}
+_INPLACE |= {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")}
+
+
+class GraphView:
+    """Read-only helpers over one graph. Node order is computed once; do not edit the graph while a view is in use."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.nodes = list(graph.nodes)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+        self._names = {node: canonical(node) for node in self.nodes}
+        self._writes: list[tuple[int, set[int]]] = []  # position, storages written
+        self._barriers: list[int] = []
+        for i, node in enumerate(self.nodes):
+            if str(getattr(node.target, "__name__", node.target)) in _BARRIERS:
+                self._barriers.append(i)
+            if targets := list(written(node)):
+                self._writes.append((i, set().union(*(storages(value_of(t)) for t in targets))))
+
+    def name(self, node: Any) -> str:
+        """The canonical name of a node; "" for anything else."""
+        return self._names.get(node, "") if isinstance(node, fx.Node) else ""
+
+    def all(self, *names: str) -> Iterator[fx.Node]:
+        """All nodes of these canonical names, in graph order."""
+        return (node for node in self.nodes if self._names[node] in names)
+
+    def users(self, node: fx.Node, *names: str) -> list[fx.Node]:
+        """Users of a node, all of them or those of these canonical names, in graph order."""
+        found = [u for u in node.users if not names or self._names[u] in names]
+        return sorted(found, key=self.position.__getitem__)
+
+    def up(self, node: Any, *names: str) -> Any:
+        """Follows first arguments backwards while nodes have one of these names; e.g. up(x, "cast") strips casts."""
+        while isinstance(node, fx.Node) and self._names.get(node) in names:
+            node = node.args[0]
+        return node
+
+    def down(self, node: fx.Node, *names: str) -> fx.Node:
+        """Follows sole users forwards while they have one of these names (and use the node as their first argument)."""
+        while True:
+            onward = [u for u in node.users if self._names[u] in names and u.args and u.args[0] is node]
+            if len(node.users) != 1 or not onward:
+                return node
+            node = onward[0]
+
+    def operands(self, node: fx.Node) -> tuple[Any, Any]:
+        """Both operands of a binary node (an absent one is None)."""
+        args = [*node.args, None, None]
+        return args[0], args[1] if len(node.args) > 1 else node.kwargs.get("other")
+
+    def reach(self, start: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], list[fx.Node]]:
+        """Everything downstream of `start`, not going beyond nodes where `stop` holds: (nodes between, nodes stopped at)."""
+        seen: set[fx.Node] = set()
+        ends: dict[fx.Node, None] = {}
+        todo = list(start)
+        while todo:
+            for user in todo.pop().users:
+                if stop(user):
+                    ends[user] = None
+                elif user not in seen:
+                    seen.add(user)
+                    todo.append(user)
+        return seen, sorted(ends, key=self.position.__getitem__)
+
+    def between(self, inputs: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> list[fx.Node] | fx.Node:
+        """The nodes that compute `outputs` from `inputs`, in graph order; or, instead, a leaf that is no input."""
+        stop, seen, todo = set(inputs), set(), list(outputs)
+        while todo:
+            node = todo.pop()
+            if node in seen or node in stop:
+                continue
+            if node.op in ("placeholder", "get_attr", "output"):
+                return node
+            seen.add(node)
+            todo.extend(node.all_input_nodes)
+        return sorted(seen, key=self.position.__getitem__)
+
+    def place(self, nodes: list[fx.Node], inputs: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> fx.Node | str:
+        """The node before which one call may replace `nodes`; or, instead, why there is no such place."""
+        inside, position = set(nodes), self.position
+        leaks = [n for n in nodes if n not in set(outputs) and any(u not in inside for u in n.users)]
+        if leaks:
+            return f"an intermediate value ({leaks[0].name}) is also used elsewhere"
+        ready = max((position[i] for i in inputs), default=-1) + 1
+        first, last = position[nodes[0]], position[nodes[-1]]
+        uses = [position[u] for o in outputs for u in o.users if u not in inside]
+        needed = min(uses, default=last + 1)
+        if ready > needed:
+            return "an input is ready only after an output is first used"
+        at = min(max(ready, first), needed)
+        low, high = min(at, first), max(at, last)
+        if any(low <= b <= high for b in self._barriers):
+            return "it spans a change of grad mode or autocast"
+        sources = set().union(*(storages(value_of(n)) for n in inputs))
+        if any(storages(value_of(o)) & sources for o in outputs):
+            return "an output is a view of an input"
+        touched = set().union(*(storages(value_of(n)) for n in [*inputs, *nodes]))
+        for i, targets in self._writes:
+            if low <= i <= high and (targets & touched or self.nodes[i] in inside):
+                return f"an in-place write ({self.nodes[i].name}) falls among its nodes"
+        return self.nodes[at]
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the innermost module a node was traced in, e.g. "model.layers.3.mlp.down_proj"."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    for prefix in ("L['args'][0]", "L['self']", "L['fn']"):
+        path = path.removeprefix(prefix)
+    return path.lstrip(".")

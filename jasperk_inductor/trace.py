@@ -1,0 +1,153 @@
+"""From a Dynamo graph to Sites.
+
+Every family looks for its occurrences; each becomes a Site with its Problem, or is Kept for a reason that a person can act on.
+Nothing is executed and nothing is changed here. Sites never overlap: the first family, in the order of their names, wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import reference
+from .contract import Family, Kept, Match, Problem, Site, TensorSpec
+from .families import families
+from .graph import GraphView, module_path, value_of
+
+
+class _Unfit(Exception):
+    """Why a match is no site; the message becomes the reason of a Kept."""
+
+
+def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None) -> tuple[list[Site], list[Kept]]:
+    """All sites of a Dynamo graph, and the matches that cannot be sites.
+
+    Args:
+        graph: as Dynamo hands it to a backend; its nodes carry `example_value`.
+        only: the families to look for; default all.
+    """
+    view = GraphView(graph)
+    found: list[Site] = []
+    kept: list[Kept] = []
+    claimed: set[fx.Node] = set()
+    for family in (only if only is not None else families()).values():
+        for match in family.find(view):
+            anchor = list(match.outputs.values())[-1]
+            try:
+                site = _site(view, family, match, module_path(anchor))
+                if claimed & set(site.nodes):
+                    raise _Unfit("it overlaps a site of another family")
+            except (_Unfit, reference.NotWritable) as unfit:
+                kept.append(Kept(family.name, module_path(anchor), 0, str(unfit)))
+                continue
+            claimed |= set(site.nodes)
+            found.append(site)
+    found.sort(key=lambda s: view.position[s.before])
+    return found, kept
+
+
+def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
+    inputs = {role: node for role, node in match.inputs.items()}
+    inside = view.between([*inputs.values(), *match.constants], match.outputs.values())
+    if isinstance(inside, fx.Node):
+        raise _Unfit(f"it also depends on {inside.name}")
+    before = view.place(inside, [*inputs.values()], list(match.outputs.values()))
+    if isinstance(before, str):
+        raise _Unfit(before)
+    if any(value_of(o).requires_grad for o in match.outputs.values()):
+        raise _Unfit("a gradient is needed here; jasperk's kernels are for inference (run under torch.no_grad())")
+    devices = {value_of(n).device.type for n in [*inputs.values(), *match.outputs.values()]}
+    if len(devices) != 1:
+        raise _Unfit(f"its tensors are on several kinds of device ({', '.join(sorted(devices))})")
+    sizes: dict[str, int] = {}
+    dynamic = False
+    specs: dict[str, TensorSpec] = {}
+    for role, node in [*inputs.items(), *match.outputs.items()]:
+        names = match.dims[role]
+        value = value_of(node)
+        if len(names) != value.dim():
+            raise _Unfit(f"{role} has {value.dim()} dimensions, not {len(names)}")
+        dims: list[int | str] = []
+        for name, size in zip(names, value.shape, strict=True):
+            if name is None:
+                if not isinstance(size, int):
+                    raise _Unfit(f"a size of {role} that must be fixed is symbolic ({size})")
+                dims.append(size)
+                continue
+            dynamic = dynamic or not isinstance(size, int)
+            hint = _hint(size)
+            if sizes.setdefault(name, hint) != hint:
+                raise _Unfit(f"{role} and the other inputs disagree about a size ({sizes[name]} and {hint})")
+            dims.append(name)
+        output = role not in inputs
+        layout = "contiguous" if output else _layout(value)
+        kind = match.kinds.get(role, "activation")
+        specs[role] = TensorSpec(role, tuple(dims), str(value.dtype).removeprefix("torch."), layout, _align(value), kind)
+    if any(size == 0 for size in sizes.values()):
+        raise _Unfit("it is empty")
+    constants = {node: _float(node) for node in match.constants}
+    params = {k: constants[v] if isinstance(v, fx.Node) else v for k, v in match.params.items()}
+    problem = Problem(
+        family=family.name,
+        reference=reference.write(inside, inputs, match.outputs.values(), constants),
+        inputs=tuple(specs[r] for r in inputs),
+        outputs=tuple(specs[r] for r in match.outputs),
+        params=tuple(sorted(params.items())),
+        tolerance=family.tolerance,
+    )
+    _check_alone(problem, [value_of(n) for n in inputs.values()], [value_of(n) for n in match.outputs.values()])
+    return Site(module, problem, sizes, dynamic, tuple(inside), tuple(inputs.values()), tuple(match.outputs.values()), before)
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _float(node: fx.Node) -> float:
+    """The value of a SymFloat, made constant: torch guards on it, so a later change recompiles instead of being missed."""
+    value = value_of(node)
+    return float(value)
+
+
+def _layout(value: torch.Tensor) -> str:
+    """The layout class of an input; see TensorSpec."""
+    if value.dim() == 0 or value.is_contiguous():
+        return "contiguous"
+    shape, stride = [_hint(s) for s in value.shape], [_hint(s) for s in value.stride()]
+    if stride[-1] != 1:
+        return "scattered"
+    if value.dim() >= 2:
+        pitch = stride[-2]
+        packed = [pitch]
+        for size in reversed(shape[1:-1]):
+            packed.insert(0, packed[0] * size)
+        if pitch >= shape[-1] and all(a == b or n == 1 for a, b, n in zip(packed, stride[:-1], shape[:-1], strict=True)):
+            return f"pitched:{pitch}"
+    return "strided"
+
+
+def _align(value: torch.Tensor) -> int:
+    """16 if rows start at multiples of 16 bytes within their storage (which allocators align), else the item size."""
+    size = value.element_size()
+    offsets = [value.storage_offset(), *(s for s, n in zip(value.stride()[:-1], value.shape[:-1], strict=True) if n != 1)]
+    return 16 if all((_hint(o) * size) % 16 == 0 for o in offsets) else size
+
+
+_seen: dict[tuple[Any, ...], str | None] = {}
+
+
+def _check_alone(problem: Problem, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+    """The subgraph, run alone on fake inputs, must give what the graph recorded. It does not under autocast, for one."""
+    key = (problem.hash, *((tuple(map(_hint, t.shape)), t.dtype, t.device.type) for t in (*inputs, *outputs)))
+    if key not in _seen:
+        fakes = [torch.empty([_hint(s) for s in t.shape], dtype=t.dtype, device="meta") for t in inputs]
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            got = reference.load(problem.reference)(*fakes)
+        wanted = [(tuple(map(_hint, t.shape)), t.dtype) for t in outputs]
+        same = [(tuple(t.shape), t.dtype) for t in got] == wanted
+        _seen[key] = None if same else "run alone it gives other shapes or types (autocast is on around it?)"
+    if (reason := _seen[key]) is not None:
+        raise _Unfit(reason)

@@ -1,0 +1,2 @@
+// C++: the output projection, as one skinny GEMM.
+#include "../shared/skinny_gemm.h"

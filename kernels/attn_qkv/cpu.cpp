@@ -1,0 +1,2 @@
+// C++: q, k and v, as one skinny GEMM.
+#include "../shared/skinny_gemm.h"

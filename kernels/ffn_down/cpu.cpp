@@ -1,0 +1,2 @@
+// C++: down, as one skinny GEMM.
+#include "../shared/skinny_gemm.h"

@@ -1,0 +1,2 @@
+// C++: gate and up, as one skinny GEMM.
+#include "../shared/skinny_gemm.h"

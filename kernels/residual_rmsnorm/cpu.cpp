@@ -1,0 +1,23 @@
+// C++: residual add and RMSNorm, a row at a time while it is in cache. The sum is rounded to the model's type before the norm
+// reads it, as in the model.
+#include "../shared/rows.h"
+
+extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double* params, void* stream) {
+  const int64_t N = JK_SIZE(residual, jk::residual_rank - 1), rows = row_count(meta, jk::residual, jk::residual_rank);
+  const float eps = float(JK_PARAM_eps);
+  const simd::V offset = simd::set(float(JK_PARAM_offset));
+  const auto* weight = JK_DATA(weight);
+#pragma omp parallel for schedule(static) if (rows > 1 && rows * N > GRAIN)
+  for (int64_t row = 0; row < rows; row++) {
+    const auto* r = JK_DATA(residual) + row_offset(meta, jk::residual, jk::residual_rank, row);
+    const auto* d = JK_DATA(delta) + row_offset(meta, jk::delta, jk::delta_rank, row);
+    auto* total = JK_DATA(sum) + row * N;
+    auto* normed = JK_DATA(normed) + row * N;
+    sweep(N, [&](int64_t k, int n) { put(total + k, simd::add(get(r + k, n), get(d + k, n)), n); });
+    const simd::V scale = simd::set(1.0f / std::sqrt(sum_of_squares(total, N) / float(N) + eps));
+    sweep(N, [&](int64_t k, int n) {
+      put(normed + k, simd::mul(simd::mul(get(total + k, n), scale), simd::add(get(weight + k, n), offset)), n);
+    });
+  }
+  return 0;
+}

@@ -1,0 +1,96 @@
+// Skinny GEMM in CUDA C++ for up to 8 rows of x: out = x @ weight^T (+ bias), bound by reading the weight once.
+//
+// A block owns ROWS rows of the weight and shares K among its threads, 16 bytes a load, all ROWS loads of a step in flight before
+// the first use. Products and sums are in fp32; the block adds up its partial sums in shared memory, so there is no second
+// kernel. x is small, is read through the L1, and is shared by the ROWS rows.
+#include <cuda_runtime.h>
+
+template <class T> struct Pack;  // 16 bytes
+template <> struct Pack<float> {
+  static constexpr int N = 4;
+  float4 v;
+  __device__ float get(int i) const { return (&v.x)[i]; }
+};
+template <> struct Pack<jk_bf16> {
+  static constexpr int N = 8;
+  uint4 v;
+  __device__ float get(int i) const {
+    const uint32_t word = (&v.x)[i / 2];
+    return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+  }
+};
+template <> struct Pack<jk_f16> {
+  static constexpr int N = 8;
+  uint4 v;
+  __device__ float get(int i) const {
+    const __half2 pair = reinterpret_cast<const __half2*>(&v)[i / 2];
+    return i % 2 ? __high2float(pair) : __low2float(pair);
+  }
+};
+
+template <class T> __device__ inline Pack<T> load_once(const T* p) {  // a weight: read once, keep it out of the way
+  Pack<T> pack;
+  const uint4 v = __ldcs(reinterpret_cast<const uint4*>(p));
+  memcpy(&pack, &v, 16);
+  return pack;
+}
+template <class T> __device__ inline Pack<T> load_shared(const T* p) {
+  Pack<T> pack;
+  const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
+  memcpy(&pack, &v, 16);
+  return pack;
+}
+
+template <class T, int M>
+__global__ void __launch_bounds__(THREADS) gemv(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, const T* __restrict__ bias,
+                                                T* __restrict__ out, int N, int K) {
+  using P = Pack<T>;
+  const int n0 = blockIdx.x * ROWS;
+  float acc[ROWS][M] = {};
+#pragma unroll 2
+  for (int k = threadIdx.x * P::N; k < K; k += THREADS * P::N) {
+    P wv[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) wv[r] = load_once(w + int64_t(min(n0 + r, N - 1)) * K + k);
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      const P xv = load_shared(x + m * x_stride + k);
+#pragma unroll
+      for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int i = 0; i < P::N; i++) acc[r][m] = fmaf(wv[r].get(i), xv.get(i), acc[r][m]);
+    }
+  }
+  __shared__ float part[THREADS / 32][ROWS * M];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      float v = acc[r][m];
+#pragma unroll
+      for (int d = 16; d; d /= 2) v += __shfl_xor_sync(0xffffffffu, v, d);
+      if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][r * M + m] = v;
+    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < ROWS * M; i += THREADS) {
+    float v = 0.0f;
+#pragma unroll
+    for (int j = 0; j < THREADS / 32; j++) v += part[j][i];
+    const int n = n0 + i / M;
+    if (n < N) out[int64_t(i % M) * N + n] = T(v + (bias ? float(bias[n]) : 0.0f));
+  }
+}
+
+template <class T>
+static int launch_gemv(const T* x, int64_t x_stride, const T* w, const T* bias, T* out, int64_t M, int64_t N, int64_t K, cudaStream_t stream) {
+  if (K % Pack<T>::N || x_stride % Pack<T>::N) return -1;  // not in steps of 16 bytes
+  const dim3 grid((N + ROWS - 1) / ROWS);
+  switch (M) {
+#define CASE(m) \
+  case m: gemv<T, m><<<grid, THREADS, 0, stream>>>(x, x_stride, w, bias, out, int(N), int(K)); break;
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+    default: return -2;  // more rows than this kernel is for
+  }
+  return int(cudaGetLastError());
+}
