@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from . import trace
-from .contract import Kept, Site
+from .contract import Kept, Site, bucket
 from .explanation import Explanation, GraphReport, reports
+from .models import Session, card
 from .settings import Options
 
 
@@ -80,3 +81,59 @@ def _options_of(model: Any) -> dict[str, Any]:
         backend = getattr(backend, "_torchdynamo_orig_backend", None)
     kwargs = dict(getattr(backend, "kwargs", {}) or {})
     return dict(kwargs.get("options") or {})
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One way to call a model card's model: what the CLI's --model, --size, --phase, --batch … say.
+
+    Attributes:
+        layers: fewer than the size has, or None.
+        phase: "prefill" (the whole context) or "decode" (one token).
+        dtype: of the weights, e.g. "bfloat16".
+    """
+
+    model: str
+    size: str = "tiny"
+    layers: int | None = None
+    phase: str = "decode"
+    batch: int = 1
+    context: int = 16
+    capacity: int = 0
+    dtype: str = "float32"
+    dynamic: bool | None = None
+
+    @property
+    def card(self) -> Any:
+        return card(self.model)
+
+    def session(self, device: str) -> Session:
+        """The model with random weights on a device, ready for the phase: for decode, the context has been read."""
+        chosen = self.card
+        config = chosen.config(self.size, self.layers)
+        model = chosen.build(config, device=device, dtype=getattr(torch, self.dtype))
+        session = Session(model, self.batch, self.context, self.capacity or self.context + 64)
+        if self.phase == "decode":
+            with torch.no_grad():
+                session.prefill()
+        return session
+
+    def arguments(self, session: Session) -> dict[str, Any]:
+        """Keyword arguments of the call."""
+        return session.arguments(session.prompt if self.phase == "prefill" else session.prompt[:, :1])
+
+    def sites(self, device: str = "meta") -> list[Traced]:
+        """The sites of its graphs. On the meta device this needs no memory, also at full size.
+
+        Raises:
+            UnknownName: no such card or size.
+        """
+        session = self.session(device)
+        with torch.no_grad():
+            return sites(session.model, dynamic=self.dynamic, **self.arguments(session))
+
+
+def distinct(found: Sequence[Traced]) -> list[Site]:
+    """One site for each distinct problem and bucket of rows, largest first."""
+    unique = {(s.problem.hash, bucket(s.rows)): s for t in found for s in t.sites}
+    return sorted(unique.values(), key=lambda s: -s.problem.nbytes(s.sizes))

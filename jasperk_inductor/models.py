@@ -7,47 +7,30 @@ card.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from .errors import MissingTool, UnknownName, nearest
-
-PACKAGE = "jasperk_models"
-
-
-@functools.cache
-def _models_dir() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
-    places = list(spec.submodule_search_locations or []) if spec else []
-    for place in (*places, Path(__file__).resolve().parent.parent / "models"):
-        if any(Path(place).glob("*.py")):
-            return Path(place)
-    raise UnknownName(f"no model cards found; {PACKAGE} is not installed. Run `pip install -e .` in the checkout.")
-
+from .folders import package
 
 @functools.cache
 def cards() -> dict[str, ModuleType]:
-    """Every model card by name."""
+    """Every model card by name.
+
+    Raises:
+        MissingTool: transformers is not installed.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise MissingTool("model cards need transformers: `pip install 'transformers>=5.17'`.")
-    found = {}
-    for path in sorted(_models_dir().glob("*.py")):
-        name = f"{PACKAGE}.{path.stem}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = sys.modules.get(name) or importlib.util.module_from_spec(spec)
-        if name not in sys.modules:
-            spec.loader.exec_module(module)
-            sys.modules[name] = module
-        found[module.NAME] = module
-    return found
+    names = sorted(path.stem for path in package("jasperk_models").glob("*.py"))
+    modules = [importlib.import_module(f"jasperk_models.{name}") for name in names]
+    return {module.NAME: module for module in modules}
 
 
 def card(name: str) -> Any:

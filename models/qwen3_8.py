@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from jasperk_inductor.errors import UnknownName, nearest
+
 NAME = "qwen3_8"
 TITLE = "Qwen3.8-27B"
 
@@ -44,6 +46,8 @@ def config(size: str = "full", layers: int | None = None, **changes: Any) -> Any
     """The HF configuration of a size, with fewer layers or other changes if asked for."""
     from transformers import Qwen3_5TextConfig
 
+    if size not in SIZES:
+        raise UnknownName(f"{TITLE} has no size {size!r}.{nearest(size, SIZES)}")
     values = dict(SIZES[size]) | changes
     if layers is not None:
         values["num_hidden_layers"] = layers

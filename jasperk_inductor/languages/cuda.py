@@ -12,6 +12,7 @@ from . import abi, cpp
 from .base import Kernel, Language
 from .compile import LIBRARY, compile_library, find_tool
 
+HOPPER = "-gencode=arch=compute_90a,code=sm_90a"
 TOOL = "nvcc is needed for CUDA C++ kernels: install the CUDA toolkit or set JASPERK_NVCC"
 
 
@@ -25,7 +26,9 @@ def architecture() -> str:
     """The target: the present GPU's, with Hopper's own instructions (sm_90a) where it has them; sm_90a without a GPU."""
     import torch
 
-    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    if not torch.cuda.is_available():
+        return HOPPER
+    major, minor = torch.cuda.get_device_capability()
     name = f"{major}{minor}" + ("a" if major >= 9 else "")
     return f"-gencode=arch=compute_{name},code=sm_{name}"
 

@@ -14,8 +14,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["M"])
 def _skinny_gemm(
-    x, w0, w1, w2, w3, b0, b1, b2, b3, y0, y1, y2, y3, M, stride_x, N0, N1, N2, N3, K,
-    COUNT: tl.constexpr, BIAS: tl.constexpr, EVEN_K: tl.constexpr,
+    x, w0, w1, w2, w3, b0, b1, b2, b3, y0, y1, y2, y3, M, stride_x, N0, N1, N2, N3,
+    K: tl.constexpr, COUNT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -41,7 +41,7 @@ def _skinny_gemm(
         x_tile = x + tl.program_id(1).to(tl.int64) * stride_x + rk
         wide = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
         for k in range(0, K, BLOCK_K):
-            if EVEN_K:
+            if K % BLOCK_K == 0:
                 wv = tl.load(w_tile, mask=inside_n[:, None], other=0.0, eviction_policy="evict_first")
                 xv = tl.load(x_tile)
             else:
@@ -55,7 +55,7 @@ def _skinny_gemm(
         x_tile = x + rm.to(tl.int64)[:, None] * stride_x + rk[None, :]
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, K, BLOCK_K):
-            if EVEN_K:
+            if K % BLOCK_K == 0:
                 wv = tl.load(w_tile, mask=inside_n[:, None], other=0.0, eviction_policy="evict_first")
                 xv = tl.load(x_tile, mask=inside_m[:, None], other=0.0)
             else:
@@ -91,8 +91,8 @@ def skinny_gemm(x, parameters, BLOCK_M, BLOCK_N, BLOCK_K, WARPS, STAGES):
     grid = (sum(triton.cdiv(n, BLOCK_N) for n in sizes), triton.cdiv(M, BLOCK_M))
     _skinny_gemm[grid](
         flat, *weights, *([weights[0]] * pad), *[w if b is None else b for w, b in zip(weights, biases)], *([weights[0]] * pad),
-        *outputs, *([outputs[0]] * pad), M, flat.stride(0), *sizes, *([sizes[0]] * pad), K,
-        COUNT=count, BIAS=bias, EVEN_K=K % BLOCK_K == 0, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+        *outputs, *([outputs[0]] * pad), M, flat.stride(0), *sizes, *([sizes[0]] * pad),
+        K=K, COUNT=count, BIAS=bias, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return tuple(outputs)
