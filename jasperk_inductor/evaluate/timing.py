@@ -99,4 +99,6 @@ def ring_length(parameter_bytes: int, nbytes: int, cold_bytes: int, cuda: bool) 
     """How many sets of inputs. Weights must have left the cache when their turn comes again, as in a model; activations are in
     cache there, so without weights a few sets, for fresh pointers, are enough."""
     enough = 2 * cold_bytes // max(1, parameter_bytes) + 1 if parameter_bytes > cold_bytes // 64 else 3
+    if cuda and parameter_bytes < cold_bytes:
+        enough = max(8, enough)  # short kernels: one graph must hold several, or the clock's own step shows
     return int(max(3, min(16 if cuda else 32, enough, RING_BYTES // max(1, nbytes))))

@@ -8,6 +8,7 @@ passes the full protocol like any other candidate (and the next, should it fail)
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ from ..evaluate import Evaluator
 from ..families import families, kernels_dir
 from ..languages import LANGUAGES, bundle
 from .base import Found, NotFound
+
+log = logging.getLogger("jasperk")
 
 CHANCES = 3  # of the best by quick time that may fail the full protocol
 
@@ -36,6 +39,8 @@ def optimize(problem: Problem, sizes: Sizes, evaluator: Evaluator, deadline: flo
             return Found(candidate, verdict, folder / candidate.hash[:16])
         notes.append(f"{candidate.describe()}: {verdict.status}: {verdict.message}")
     ranked = evaluator.rank(problem, others, sizes, deadline)
+    for candidate, took, why in ranked:
+        log.info("%s M=%d %s: %s", problem.family, problem.rows(sizes), candidate.describe(), why or f"{took:.4f} ms")
     notes += [f"{c.describe()}: {why}" for c, _, why in ranked if why]
     for candidate in [c for c, _, why in ranked if not why][:CHANCES]:
         verdict = evaluator.evaluate(problem, candidate, sizes, folder / candidate.hash[:16])
