@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .languages.triton import cache_folder
 from .settings import Options
 
 log = logging.getLogger("jasperk")
-if level := os.environ.get("JASPERK_LOG"):
+if (level := os.environ.get("JASPERK_LOG")) and log.level == logging.NOTSET:
     log.setLevel(level.upper())
 
 _caches: dict[str, Cache] = {}
@@ -212,8 +213,6 @@ class _Planner:
         return self._evaluator.evaluations if self._evaluator is not None else 0
 
     def decide(self, site: Site) -> tuple[Outcome, swap.Operator | None]:
-        from dataclasses import replace
-
         key = (site.problem.hash, bucket(site.rows), site.dynamic)
         if key not in self.decided:
             self.decided[key] = self._decide(site)
@@ -241,8 +240,8 @@ class _Planner:
             return _keep(site, f"verify: {differs}", kernel=entry.candidate.describe()), None
         limit = devices.peaks(self.device).limit_ms(problem.nbytes(site.sizes), family(site.family).flops(problem, site.sizes))
         assert entry.verdict.latency is not None
-        share = limit / stats.median(entry.verdict.latency.candidate)
-        return Swapped(site.family, site.module, site.rows, entry.candidate.describe(), op.name, gain.value, share), op
+        ms, inductor_ms = stats.median(entry.verdict.latency.candidate), stats.median(entry.verdict.latency.baseline("inductor"))
+        return Swapped(site.family, site.module, site.rows, entry.candidate.describe(), op.name, gain.value, limit / ms, ms, inductor_ms), op
 
     def gain(self, entry: Entry) -> stats.Ratio:
         assert entry.verdict.latency is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -306,14 +307,22 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure tokens/s as each family is replaced: eager, Inductor, +A, +B, … and the default policy."""
-    from .commands import run_bench
-
+    bench_run, ledger = _bench_package()
     place = pick_device(device)
-    run_bench(
-        model=model, size=size, layers=layers, batches=batch, context=context, capacity=capacity, dtype=pick_dtype(dtype, place),
-        device=place, mode=mode, rows=[r for r in rows.split(",") if r], steps=steps, weights=weights,
-        caches=cache or [default_cache_dir()], budget_s=budget, out=out, as_json=as_json,
-    )  # fmt: skip
+    runs = [
+        ledger.Run(
+            model, size, layers, b, context, capacity, pick_dtype(dtype, place), place,
+            mode or ("reduce-overhead" if place.startswith("cuda") else "default"),
+            tuple(r for r in rows.split(",") if r), steps, weights, directory, budget,
+        )
+        for b in batch
+        for directory in cache or [default_cache_dir()]
+    ]  # fmt: skip
+    curves = bench_run.bench(runs, out, err if as_json else Console(), progress())
+    if as_json:
+        for measured in curves.values():
+            for row in measured:
+                emit(ledger.as_record(row))
 
 
 @app.command()
@@ -324,9 +333,20 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the ledger goes.")] = Path(".demo"),
 ) -> None:
     """The main job on this machine's CPU, in a few minutes: trace a tiny model, find and verify kernels, swap them in, measure."""
-    from .commands import run_demo
+    bench_run, _ = _bench_package()
+    record = bench_run.demo(model, batch, cache_dir or default_cache_dir(), out, Console(), progress())
+    emit(record)
+    raise typer.Exit(0 if record["correct"] else 1)
 
-    raise typer.Exit(run_demo(model, batch, cache_dir or default_cache_dir(), out))
+
+def _bench_package() -> tuple[Any, Any]:
+    """bench_e2e's modules, which are importable once `folders` has found them."""
+    import importlib
+
+    from .folders import package
+
+    package("jasperk_bench")
+    return importlib.import_module("jasperk_bench.run"), importlib.import_module("jasperk_bench.ledger")
 
 
 @cache_app.command("list")
@@ -403,8 +423,9 @@ def version() -> None:
 
 def main() -> None:
     """Runs the command; an error of ours is one clear line, not a traceback."""
-    handler = RichHandler(console=err, show_path=False, show_time=False)
-    logging.getLogger("jasperk").addHandler(handler)
+    logger = logging.getLogger("jasperk")
+    logger.addHandler(RichHandler(console=err, show_path=False, show_time=False))
+    logger.setLevel(os.environ.get("JASPERK_LOG", "WARNING").upper())
     try:
         app()
     except JasperkError as error:

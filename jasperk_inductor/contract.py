@@ -406,6 +406,8 @@ class Swapped:
     op: str
     gain: float | None = None  # baseline over kernel, the clock and baseline of the policy
     roofline: float | None = None  # share of the device's bandwidth or FLOP limit, whichever binds
+    ms: float | None = None  # the kernel alone
+    inductor_ms: float | None = None  # what Inductor would run there, alone
 
     status = "swapped"
 

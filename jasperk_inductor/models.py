@@ -84,14 +84,13 @@ class Session:
         generator = torch.Generator().manual_seed(seed)
         self.prompt = torch.randint(0, self.config.vocab_size, (batch, context), generator=generator).to(self.device)
         self.position = 0
+        # Made once: a step should time the model, not the making of its arguments.
+        self._positions = torch.arange(capacity, device=self.device).unsqueeze(0).expand(batch, -1).contiguous()
 
     def arguments(self, ids: torch.Tensor) -> dict[str, Any]:
         """Keyword arguments of a forward call for the next tokens."""
-        positions = torch.arange(self.position, self.position + ids.shape[1], device=self.device)
-        return {
-            "input_ids": ids, self._cache_name: self.cache, "use_cache": True, "logits_to_keep": 1,
-            "position_ids": positions.unsqueeze(0).expand(self.batch, -1).contiguous(),
-        }  # fmt: skip
+        positions = self._positions[:, self.position : self.position + ids.shape[1]].contiguous()
+        return {"input_ids": ids, self._cache_name: self.cache, "use_cache": True, "logits_to_keep": 1, "position_ids": positions}
 
     def reset(self) -> None:
         """Empties the cache, in place: a compiled step stays valid."""

@@ -35,18 +35,28 @@ def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None) -> tuple[li
     claimed: set[fx.Node] = set()
     for family in (only if only is not None else families()).values():
         for match in family.find(view):
-            anchor = list(match.outputs.values())[-1]
+            module = _module(match)
             try:
-                site = _site(view, family, match, module_path(anchor))
+                site = _site(view, family, match, module)
                 if claimed & set(site.nodes):
                     raise _Unfit("it overlaps a site of another family")
             except (_Unfit, reference.NotWritable) as unfit:
-                kept.append(Kept(family.name, module_path(anchor), 0, str(unfit)))
+                kept.append(Kept(family.name, module, 0, str(unfit)))
                 continue
             claimed |= set(site.nodes)
             found.append(site)
     found.sort(key=lambda s: view.position[s.before])
     return found, kept
+
+
+def _module(match: Match) -> str:
+    """The module a match belongs to: its outputs' own, or what siblings have in common."""
+    paths = [module_path(node).split(".") for node in match.outputs.values()]
+    last = paths[-1]
+    if all(last[: len(p)] == p for p in paths):
+        return ".".join(last)
+    common = [names[0] for names in zip(*paths, strict=False) if len(set(names)) == 1]
+    return ".".join(common)
 
 
 def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:

@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, Any]] = {
         vocab_size=248320,
     ),
     "tiny": dict(
-        hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+        hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
         head_dim=64, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64,
         vocab_size=512,
     ),
@@ -102,10 +102,8 @@ def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator) -> Non
         parameter.normal_(0.0, 0.2, generator=generator)
     elif "conv1d" in name:
         parameter.normal_(0.0, 0.4, generator=generator)
-    elif "embed_tokens" in name:
-        parameter.normal_(0.0, 1.0, generator=generator)
     else:
-        parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        parameter.normal_(0.0, 0.02, generator=generator)  # transformers' own initializer_range
 
 
 def _restore_buffers(model: torch.nn.Module, config: Any, device: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 
 def reset(threads: int | None = None) -> None:
-    """Sets the prescribed state: strict float32 products, no autotuned cuDNN, no autograd, CPU default device."""
+    """Sets the prescribed state: strict float32 products, no autotuned cuDNN, no autograd, no default device."""
     torch.set_grad_enabled(False)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -24,7 +24,7 @@ def reset(threads: int | None = None) -> None:
     torch.backends.cudnn.deterministic = False
     torch.use_deterministic_algorithms(False)
     torch.set_default_dtype(torch.float32)
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)  # naming a device here would put a Python mode around every call
     for switch in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_math_sdp", "enable_cudnn_sdp"):
         getattr(torch.backends.cuda, switch)(True)
     if threads is not None and torch.get_num_threads() != threads:

@@ -27,6 +27,7 @@ from ..contract import Status
 from ..errors import WorkerLost
 from . import wire
 
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TOP_PAD_": str(64 << 20)}
 _LOG_BYTES = 8 << 20  # of a worker's stdout and stderr together
 
 
@@ -65,7 +66,10 @@ class Zygote:
             return self._control
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent.parent)
-        environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+        # Freed memory stays with the process, as in a long-lived one: else each call would pay for page faults.
+        environment = os.environ | _MALLOC | {
+            "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jasperk_inductor.evaluate.zygote", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
@@ -198,8 +202,8 @@ class Handle:
             return Lost(Status.OUT_OF_MEMORY, f"it was killed, most likely for memory. {said}")
         if ended["signal"] is not None:
             return Lost(Status.CRASHED, f"{signal.Signals(ended['signal']).name}. {said}")
-        if ended["exit"] == 2:
-            return Lost(Status.CRASHED, said)
+        if ended["exit"] == 2:  # the worker itself failed, not what it ran
+            return Lost(Status.INFRASTRUCTURE, f"the worker failed: {(said.splitlines() or ['?'])[-1]}")
         return Lost(Status.PROTOCOL, f"it left with exit code {ended['exit']} before the protocol was over. {said}")
 
     def log_tail(self, most: int = 1500) -> str:

@@ -184,7 +184,7 @@ _COMMANDS = ("load", "unload", "run", "stage", "time", "fetch", "profile")
 def serve(sock: socket.socket, device: str, threads: int, cold_bytes: int) -> None:
     """Answers commands until the judge hangs up."""
     worker = Worker(device, threads, cold_bytes)
-    if worker.cuda:
+    if worker.cuda and torch.device(device).index is not None:
         torch.cuda.set_device(torch.device(device))
     guards.reset(threads)
     while True:
