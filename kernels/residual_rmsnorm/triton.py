@@ -1,5 +1,5 @@
-"""Triton: residual add and RMSNorm, one program a row. The sum is rounded to the model's type before the norm reads it, as in
-the model."""
+"""Triton: residual add and RMSNorm, one program a row. The norm reads the sum before it is rounded to the model's type, which is
+nearer to the exact result than the model itself (and is what Inductor does)."""
 
 import torch
 import triton
@@ -16,9 +16,8 @@ def _residual_rmsnorm(
     r = tl.load(residual + row * stride_r + column, mask=inside, other=0.0).to(tl.float32)
     d = tl.load(delta + row * stride_d + column, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    summed = (r + d).to(total.dtype.element_ty)
-    tl.store(total + row * N + column, summed, mask=inside)
-    x = summed.to(tl.float32)
+    x = r + d
+    tl.store(total + row * N + column, x.to(total.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / N + EPS)
     tl.store(normed + row * N + column, (x * scale * (w + OFFSET)).to(normed.dtype.element_ty), mask=inside)
 

@@ -1,9 +1,15 @@
-// Skinny GEMM in CUDA C++ for up to 8 rows of x: out = x @ weight^T (+ bias), bound by reading the weight once.
+// Skinny GEMM in CUDA C++ for up to 8 rows of x: out_i = x @ weight_i^T (+ bias_i), bound by reading each weight once.
 //
-// A block owns ROWS rows of the weight and shares K among its threads, 16 bytes a load, all ROWS loads of a step in flight before
+// A block owns ROWS rows of one weight and shares K among its threads, 16 bytes a load, all ROWS loads of a step in flight before
 // the first use. Products and sums are in fp32; the block adds up its partial sums in shared memory, so there is no second
-// kernel. x is small, is read through the L1, and is shared by the ROWS rows.
-#include <cuda_runtime.h>
+// kernel. x is small, is read through the L1, and is shared by the ROWS rows. Sibling weights form one list of blocks, so they
+// share one launch.
+#include "../shared/rows.cuh"
+#if JK_HAVE_BIAS
+#define BIAS_OF(i) jk::bias_list[i]
+#else
+#define BIAS_OF(i) (-1)
+#endif
 
 template <class T> struct Pack;  // 16 bytes
 template <> struct Pack<float> {
@@ -41,17 +47,33 @@ template <class T> __device__ inline Pack<T> load_shared(const T* p) {
   return pack;
 }
 
+template <class T> struct Sibling {
+  const T* weight;
+  const T* bias;
+  T* out;
+  int rows, first;  // its rows, and its first block
+};
+template <class T> struct Siblings {
+  Sibling<T> each[jk::siblings];
+};
+
 template <class T, int M>
-__global__ void __launch_bounds__(THREADS) gemv(const T* __restrict__ x, int64_t x_stride, const T* __restrict__ w, const T* __restrict__ bias,
-                                                T* __restrict__ out, int N, int K) {
+__global__ void __launch_bounds__(THREADS) gemv(const T* __restrict__ x, int64_t x_stride, const __grid_constant__ Siblings<T> siblings, int K) {
   using P = Pack<T>;
-  const int n0 = blockIdx.x * ROWS;
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < jk::siblings; i++) which += int(blockIdx.x) >= siblings.each[i].first;
+  const Sibling<T> s = siblings.each[which];
+  const int N = s.rows, n0 = (int(blockIdx.x) - s.first) * ROWS;
+  const T* rows[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) rows[r] = s.weight + int64_t(min(n0 + r, N - 1)) * K;
   float acc[ROWS][M] = {};
 #pragma unroll 2
   for (int k = threadIdx.x * P::N; k < K; k += THREADS * P::N) {
     P wv[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) wv[r] = load_once(w + int64_t(min(n0 + r, N - 1)) * K + k);
+    for (int r = 0; r < ROWS; r++) wv[r] = load_once(rows[r] + k);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       const P xv = load_shared(x + m * x_stride + k);
@@ -77,17 +99,30 @@ __global__ void __launch_bounds__(THREADS) gemv(const T* __restrict__ x, int64_t
 #pragma unroll
     for (int j = 0; j < THREADS / 32; j++) v += part[j][i];
     const int n = n0 + i / M;
-    if (n < N) out[int64_t(i % M) * N + n] = T(v + (bias ? float(bias[n]) : 0.0f));
+    if (n < N) s.out[int64_t(i % M) * N + n] = T(v + (s.bias ? float(s.bias[n]) : 0.0f));
   }
 }
 
-template <class T>
-static int launch_gemv(const T* x, int64_t x_stride, const T* w, const T* bias, T* out, int64_t M, int64_t N, int64_t K, cudaStream_t stream) {
-  if (K % Pack<T>::N || x_stride % Pack<T>::N) return -1;  // not in steps of 16 bytes
-  const dim3 grid((N + ROWS - 1) / ROWS);
+extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double* params, void* stream) {
+  using T = jk::x_t;
+  const int64_t M = row_count(meta, jk::x, jk::x_rank), K = JK_SIZE(x, jk::x_rank - 1), x_stride = row_stride(meta, jk::x, jk::x_rank);
+  if (x_stride < 0 || K % Pack<T>::N || x_stride % Pack<T>::N) return -1;  // rows unevenly spaced, or not in steps of 16 bytes
+  Siblings<T> siblings;
+  int blocks = 0;
+  for (int i = 0; i < jk::siblings; i++) {
+    Sibling<T>& s = siblings.each[i];
+    s.weight = static_cast<const T*>(data[jk::weight_list[i]]);
+    s.bias = BIAS_OF(i) < 0 ? nullptr : static_cast<const T*>(data[BIAS_OF(i)]);
+    s.out = static_cast<T*>(data[jk::out_list[i]]);
+    s.rows = int(meta[16 * jk::weight_list[i]]);
+    s.first = blocks;
+    blocks += (s.rows + ROWS - 1) / ROWS;
+  }
+  const T* x = JK_DATA(x);
+  const auto queue = static_cast<cudaStream_t>(stream);
   switch (M) {
 #define CASE(m) \
-  case m: gemv<T, m><<<grid, THREADS, 0, stream>>>(x, x_stride, w, bias, out, int(N), int(K)); break;
+  case m: gemv<T, m><<<blocks, THREADS, 0, queue>>>(x, x_stride, siblings, int(K)); break;
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #undef CASE
     default: return -2;  // more rows than this kernel is for

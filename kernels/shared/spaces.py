@@ -38,7 +38,7 @@ def _linear_triton(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
 def _linear_cuda(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
     if rows > 8:  # beyond, the multiply-adds and not the bytes would bind: tensor cores are needed
         return []
-    return [{"ROWS": r, "THREADS": t} for r, t in ((4, 256), (8, 256), (4, 128), (2, 128), (2, 256))]
+    return [{"ROWS": r, "THREADS": t} for r, t in ((4, 128), (2, 128), (4, 256), (2, 256), (4, 64), (8, 128))]
 
 
 def _linear_cpp(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
