@@ -115,9 +115,10 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     new_output.meta.update(old_output.meta)
     graph._codegen = gm.graph._codegen
     copy = fx.GraphModule(gm, graph, class_name=type(gm).__name__)
-    # Dynamo leaves notes on the module: which inputs are parameters and which have a fixed address, without which Inductor
-    # takes no CUDA graph of a model that writes to its cache.
-    copy.__dict__.update({k: v for k, v in gm.__dict__.items() if k not in copy.__dict__})
+    # Dynamo leaves notes on the module and its nodes: which inputs are parameters and which have a fixed address, without which
+    # Inductor takes no CUDA graph of a model that writes to its cache.
+    for old, new in [(gm, copy), *mapping.items()]:
+        new.__dict__.update({k: v for k, v in old.__dict__.items() if k not in new.__dict__})
     copy.meta.update(gm.meta)
     return copy
 

@@ -36,9 +36,9 @@ def _linear_triton(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
 
 
 def _linear_cuda(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
-    if rows > 8:  # beyond, the multiply-adds and not the bytes would bind: tensor cores are needed
+    if rows > 32:
         return []
-    return [{"ROWS": r, "THREADS": t} for r, t in ((4, 128), (2, 128), (4, 256), (2, 256), (4, 64), (8, 128))]
+    return [{"WARPS": w, "UNROLL": u} for w, u in ((4, 4), (8, 4), (4, 2), (8, 2), (2, 4), (4, 8))]
 
 
 def _linear_cpp(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
@@ -51,7 +51,7 @@ def row_space() -> Space:
     """One long row at a time: norms over the model's width."""
     return {
         "triton": lambda spec, rows: [{"WARPS": w} for w in (8, 4, 16)],
-        "cuda": lambda spec, rows: [{"THREADS": t} for t in (512, 1024, 256)],
+        "cuda": lambda spec, rows: [{"THREADS": t} for t in (640, 1024, 512, 320)],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (8192, 65536)],
     }
 
@@ -59,6 +59,7 @@ def row_space() -> Space:
 def flat_space() -> Space:
     """Element by element."""
     return {
+        "cuda": lambda spec, rows: [{"THREADS": t} for t in (256, 128, 512)],
         "triton": lambda spec, rows: [{"BLOCK": b, "WARPS": w} for b, w in ((1024, 4), (512, 4), (2048, 8), (256, 2))],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (4096, 32768)],
     }
@@ -67,6 +68,7 @@ def flat_space() -> Space:
 def head_space() -> Space:
     """Many short rows: one head each."""
     return {
+        "cuda": lambda spec, rows: [{"HEADS": h} for h in (4, 1, 2, 8)],
         "triton": lambda spec, rows: [{"HEADS": h, "WARPS": w} for h, w in ((4, 4), (1, 1), (8, 4), (2, 2), (1, 4))],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (4096, 32768)],
     }
