@@ -75,7 +75,7 @@ def optimise(
 def demo(model: str, batch: int, cache_dir: Path, out: Path, console: Console, progress: Progress) -> dict[str, Any]:
     """The main job on a CPU with a tiny model. Returns the record that `make demo` prints last."""
     started = time.monotonic()
-    run = Run(model, "tiny", None, batch, context=16, capacity=96, steps=40, cache_dir=cache_dir, command="jasperk demo")
+    run = Run(model, "tiny", None, batch, context=16, capacity=96, steps=60, cache_dir=cache_dir, command="jasperk demo")
     work = Workload(model, "tiny", batch=batch, context=run.context)
     letters: dict[str, str] = work.card.LETTERS
     found = work.sites()

@@ -299,7 +299,7 @@ def bench(
     device: Device = "auto",
     mode: Annotated[str | None, typer.Option(help="Inductor's mode [default: reduce-overhead on a GPU, default on a CPU].")] = None,
     rows: Annotated[str, typer.Option(help="Rows to measure, e.g. eager,inductor,+A,+B,jasperk; all by default.")] = "",
-    steps: Annotated[int, typer.Option(help="Decode steps timed a row.")] = 40,
+    steps: Annotated[int, typer.Option(help="Decode steps timed a row.")] = 160,
     weights: Annotated[Path | None, typer.Option(help="A local checkpoint (config.json and safetensors); random weights by default.")] = None,
     cache: Annotated[list[Path] | None, typer.Option("--cache", help="Kernel cache; repeated, each draws a curve.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds a row may spend on kernels that the cache lacks.")] = 0.0,

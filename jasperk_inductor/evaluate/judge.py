@@ -159,7 +159,8 @@ class Evaluator:
             self._reference = None
         # References share compile caches among themselves, never with a candidate or the user.
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"), "TRITON_CACHE_DIR": str(self._folder / "triton")}
-        worker = self._worker(caches)
+        # One kernel or two are to be compiled: a pool of compile processes would take longer to start than to help.
+        worker = self._worker(caches | {"TORCHINDUCTOR_COMPILE_THREADS": "1"})
         spec = to_json(problem.spec)
         try:
             for kind in ("eager", "exact", "inductor"):

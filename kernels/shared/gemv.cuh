@@ -1,12 +1,13 @@
 // Skinny GEMM in CUDA C++ for a few rows of x: out_i = x @ weight_i^T (+ bias_i), bound by reading each weight once.
 //
-// In bf16 and fp16 the tensor cores do the sums, though they are far from busy: a warp's m16n8k16 product takes 16 rows of a
-// weight and 8 rows of x. Which k goes where within a product is free as long as both operands agree, so every thread just loads
-// 16 contiguous bytes of a weight row and of an x row and feeds them as they are: no shuffles, no shared memory on the way. The
-// warps of a block share K and add up at the end, so there is no second kernel; sibling weights form one list of blocks, so they
-// share one launch. The first weights are under way before the kernel before this one has ended.
+// A block owns ROWS rows of one weight; its threads share K, 16 bytes a load, and add up at the end, so there is no second kernel.
+// Sibling weights form one list of blocks, so they share one launch. The first weights are under way before the kernel before this
+// one has ended. Two ways to do the sums:
 //
-// float32 (not worth tensor cores at full precision) takes the same loads with plain multiply-adds.
+// TENSOR = 0: plain multiply-adds in fp32, for up to 8 rows of x and any type.
+// TENSOR = 1: tensor cores, in bf16 and fp16. A warp's m16n8k16 product takes 16 rows of a weight and 8 rows of x. Which k goes
+// where within a product is free as long as both operands agree, so every thread just loads 16 contiguous bytes of a weight row and
+// of an x row and feeds them as they are: no shuffles and no shared memory on the way.
 #include "../shared/launch.cuh"
 #if JK_HAVE_BIAS
 #define BIAS_OF(i) jk::bias_list[i]
@@ -14,11 +15,9 @@
 #define BIAS_OF(i) (-1)
 #endif
 
-constexpr int ROWS = 16;           // of a weight, to a block
-constexpr int THREADS = 32 * WARPS;
 using T = jk::x_t;
+constexpr int THREADS = 32 * WARPS;
 constexpr int PACK = 16 / sizeof(T);  // elements a load
-constexpr int STEP = 4 * PACK * WARPS;  // elements of K that a block takes at a time: four loads wide, warp by warp
 
 struct Sibling {
   const T* weight;
@@ -30,7 +29,17 @@ struct Siblings {
   Sibling each[jk::siblings];
 };
 
-template <class T> __device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
+__device__ inline const Sibling& mine(const Siblings& siblings) {
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < jk::siblings; i++) which += int(blockIdx.x) >= siblings.each[i].first;
+  return siblings.each[which];
+}
+
+#if TENSOR
+constexpr int ROWS = 16;
+
+template <class V> __device__ inline void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 template <>
 __device__ inline void multiply<jk_bf16>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -42,57 +51,42 @@ __device__ inline void multiply<jk_f16>(float (&c)[4], uint32_t a0, uint32_t a1,
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// One thread's part of 16 rows of weight times 8 rows of x: its loads hold rows g and g + 8 of the weight, and row g of x.
-__device__ inline void accumulate(float (&c)[4], const uint4& upper, const uint4& lower, const uint4& xv) {
-  multiply<T>(c, upper.x, lower.x, upper.y, lower.y, xv.x, xv.y);
-  multiply<T>(c, upper.z, lower.z, upper.w, lower.w, xv.z, xv.w);
-}
-
 template <int TILES>  // of 8 rows of x
-__global__ void __launch_bounds__(THREADS) skinny(const T* x, int64_t x_stride, const __grid_constant__ Siblings siblings, int M, int K) {
+__global__ void __launch_bounds__(THREADS) by_tensor_cores(const T* x, int64_t x_stride, const __grid_constant__ Siblings siblings, int M, int K) {
   let_next_start();
-  int which = 0;
-#pragma unroll
-  for (int i = 1; i < jk::siblings; i++) which += int(blockIdx.x) >= siblings.each[i].first;
-  const Sibling s = siblings.each[which];
+  const Sibling& s = mine(siblings);
   const int N = s.rows, n0 = (int(blockIdx.x) - s.first) * ROWS;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const T* upper = s.weight + int64_t(min(n0 + g, N - 1)) * K;
   const T* lower = s.weight + int64_t(min(n0 + g + 8, N - 1)) * K;
-  const int first = (warp * 4 + t) * PACK;
+  constexpr int RUN = 4 * PACK;                 // elements of a row that one load of a warp takes
+  constexpr int STEP = WARPS * UNROLL * RUN;    // and that the block takes at a time, without a gap
+  const int first = warp * UNROLL * RUN + t * PACK;
   const uint4 zero = make_uint4(0, 0, 0, 0);
 
   uint4 a[UNROLL], b[UNROLL];
+  auto load_weights = [&](int base) {
 #pragma unroll
-  for (int u = 0; u < UNROLL; u++) {
-    const int k = first + u * STEP;
-    a[u] = k < K ? load_weight16(upper + k) : zero;
-    b[u] = k < K ? load_weight16(lower + k) : zero;
-  }
+    for (int u = 0; u < UNROLL; u++) {
+      const int k = base + first + u * RUN;
+      a[u] = k < K ? load_weight16(upper + k) : zero;
+      b[u] = k < K ? load_weight16(lower + k) : zero;
+    }
+  };
+  load_weights(0);
   wait_for_inputs();
   float acc[TILES][4] = {};
-  for (int base = 0; base < K; base += UNROLL * STEP) {
-    uint4 xv[UNROLL][TILES];
+  for (int base = 0; base < K; base += STEP) {
+    if (base) load_weights(base);
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
-        const int k = base + first + u * STEP, m = i * 8 + g;
-        xv[u][i] = k < K && m < M ? load16(x + m * x_stride + k) : zero;
+        const int k = base + first + u * RUN, m = i * 8 + g;
+        const uint4 xv = k < K && m < M ? load16(x + m * x_stride + k) : zero;
+        multiply<T>(acc[i], a[u].x, b[u].x, a[u].y, b[u].y, xv.x, xv.y);
+        multiply<T>(acc[i], a[u].z, b[u].z, a[u].w, b[u].w, xv.z, xv.w);
       }
-    uint4 next_a[UNROLL], next_b[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      const int k = base + first + (UNROLL + u) * STEP;
-      next_a[u] = k < K ? load_weight16(upper + k) : zero;
-      next_b[u] = k < K ? load_weight16(lower + k) : zero;
-    }
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++)
-#pragma unroll
-      for (int i = 0; i < TILES; i++) accumulate(acc[i], a[u], b[u], xv[u][i]);
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) a[u] = next_a[u], b[u] = next_b[u];
   }
 
   __shared__ float part[WARPS][TILES * 8][ROWS];
@@ -110,39 +104,72 @@ __global__ void __launch_bounds__(THREADS) skinny(const T* x, int64_t x_stride, 
   }
 }
 
-// float32: a warp takes whole rows of the weight, one after the other, and up to 8 rows of x.
-__global__ void __launch_bounds__(THREADS) skinny_float(const T* x, int64_t x_stride, const __grid_constant__ Siblings siblings, int M, int K) {
+static int run(const T* x, int64_t x_stride, const Siblings& siblings, int blocks, int M, int K, void* stream) {
+  if (M <= 8) return launch(by_tensor_cores<1>, blocks, THREADS, stream, x, x_stride, siblings, M, K);
+  if (M <= 16) return launch(by_tensor_cores<2>, blocks, THREADS, stream, x, x_stride, siblings, M, K);
+  if (M <= 32) return launch(by_tensor_cores<4>, blocks, THREADS, stream, x, x_stride, siblings, M, K);
+  return -2;  // more rows than this kernel is for
+}
+#else
+template <int M>
+__global__ void __launch_bounds__(THREADS) by_multiply_adds(const T* x, int64_t x_stride, const __grid_constant__ Siblings siblings, int K) {
+  using V = Vector<T, PACK>;
   let_next_start();
-  int which = 0;
+  const Sibling& s = mine(siblings);
+  const int N = s.rows, n0 = (int(blockIdx.x) - s.first) * ROWS;
+  const T* rows[ROWS];
 #pragma unroll
-  for (int i = 1; i < jk::siblings; i++) which += int(blockIdx.x) >= siblings.each[i].first;
-  const Sibling s = siblings.each[which];
+  for (int r = 0; r < ROWS; r++) rows[r] = s.weight + int64_t(min(n0 + r, N - 1)) * K;
+  V w[ROWS];
+  auto load_weights = [&](int k) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) w[r].words[0] = load_weight16(rows[r] + k);
+  };
+  int k = threadIdx.x * PACK;
+  if (k < K) load_weights(k);
   wait_for_inputs();
-  const int lane = threadIdx.x % 32;
-  for (int r = threadIdx.x / 32; r < ROWS; r += WARPS) {
-    const int n = (int(blockIdx.x) - s.first) * ROWS + r;
-    if (n >= s.rows) break;
-    for (int m0 = 0; m0 < M; m0 += 8) {
-      float acc[8] = {};
-      for (int k = lane * PACK; k < K; k += 32 * PACK) {
-        Vector<T, PACK> wv, xv;
-        wv.load(s.weight + int64_t(n) * K + k);
+  float acc[ROWS][M] = {};
+#pragma unroll 2
+  for (bool loaded = true; k < K; k += THREADS * PACK, loaded = false) {
+    if (!loaded) load_weights(k);
 #pragma unroll
-        for (int m = 0; m < 8; m++)
-          if (m0 + m < M) {
-            xv.load(x + (m0 + m) * x_stride + k);
+    for (int m = 0; m < M; m++) {
+      V xv;
+      xv.load(x + m * x_stride + k);
 #pragma unroll
-            for (int i = 0; i < PACK; i++) acc[m] = fmaf(wv.get(i), xv.get(i), acc[m]);
-          }
-      }
+      for (int r = 0; r < ROWS; r++)
 #pragma unroll
-      for (int m = 0; m < 8; m++) {
-        const float v = warp_sum(acc[m]);
-        if (lane == 0 && m0 + m < M) s.out[int64_t(m0 + m) * s.rows + n] = T(v + (s.bias ? float(s.bias[n]) : 0.0f));
-      }
+        for (int i = 0; i < PACK; i++) acc[r][m] = fmaf(w[r].get(i), xv.get(i), acc[r][m]);
     }
   }
+  __shared__ float part[WARPS][ROWS * M];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      const float v = warp_sum(acc[r][m]);
+      if (threadIdx.x % 32 == 0) part[threadIdx.x / 32][r * M + m] = v;
+    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < ROWS * M; i += THREADS) {
+    float v = 0.0f;
+#pragma unroll
+    for (int j = 0; j < WARPS; j++) v += part[j][i];
+    const int n = n0 + i / M;
+    if (n < N) s.out[int64_t(i % M) * N + n] = T(v + (s.bias ? float(s.bias[n]) : 0.0f));
+  }
 }
+
+static int run(const T* x, int64_t x_stride, const Siblings& siblings, int blocks, int M, int K, void* stream) {
+  switch (M) {
+#define CASE(m) \
+  case m: return launch(by_multiply_adds<m>, blocks, THREADS, stream, x, x_stride, siblings, K);
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+    default: return -2;  // more rows than this kernel is for
+  }
+}
+#endif
 
 extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double* params, void* stream) {
   const int64_t M = row_count(meta, jk::x, jk::x_rank), K = JK_SIZE(x, jk::x_rank - 1), x_stride = row_stride(meta, jk::x, jk::x_rank);
@@ -158,13 +185,5 @@ extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double*
     s.first = blocks;
     blocks += (s.rows + ROWS - 1) / ROWS;
   }
-  const T* x = JK_DATA(x);
-  if constexpr (sizeof(T) == 4) {
-    return launch(skinny_float, blocks, THREADS, stream, x, x_stride, siblings, int(M), int(K));
-  } else {
-    if (M <= 8) return launch(skinny<1>, blocks, THREADS, stream, x, x_stride, siblings, int(M), int(K));
-    if (M <= 16) return launch(skinny<2>, blocks, THREADS, stream, x, x_stride, siblings, int(M), int(K));
-    if (M <= 32) return launch(skinny<4>, blocks, THREADS, stream, x, x_stride, siblings, int(M), int(K));
-    return -2;  // more rows than this kernel is for
-  }
+  return run(JK_DATA(x), x_stride, siblings, blocks, int(M), int(K), stream);
 }

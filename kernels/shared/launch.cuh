@@ -1,6 +1,6 @@
 // Launching kernels so that each may start while the one before it still runs (programmatic dependent launch).
 //
-// A kernel calls `let_next_start` at once, reads what no kernel writes (weights), calls `wait_for_inputs`, and only then touches
+// With the launch parameter EARLY = 1, that is. A kernel calls `let_next_start` at once, reads what no kernel writes (weights), calls `wait_for_inputs`, and only then touches
 // what others produced or writes anything. Since every kernel here waits before it ends, waiting for the one before is waiting
 // for all before it. Behind a kernel that knows nothing of this, the launch is an ordinary one.
 #include "../shared/rows.cuh"
@@ -19,17 +19,12 @@ template <class... P, class... A> static int launch(void (*kernel)(P...), int64_
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
-  config.numAttrs = 1;
+  config.numAttrs = EARLY;
   return int(cudaLaunchKernelEx(&config, kernel, P(arguments)...));
 }
 
-// 16 bytes from device memory. Not through the read-only path: the data may have been written by a kernel that was still running
-// when this one started.
-__device__ inline uint4 load16(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
+// 16 bytes that another kernel may have written while this one was starting: an ordinary load, which stays behind the wait.
+__device__ inline uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 // 16 bytes of a weight: read once, by nobody else, and never written.
 __device__ inline uint4 load_weight16(const void* p) { return __ldcs(static_cast<const uint4*>(p)); }
 

@@ -32,13 +32,17 @@ def _linear_triton(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
         shapes = [(128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (64, 128, 64, 4, 4)]
     wide = any(t.dtype == "float32" for t in spec.inputs)
     shapes = [(m, n, k // 2 if wide else k, w, s) for m, n, k, w, s in shapes]
-    return [{"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "WARPS": w, "STAGES": s} for m, n, k, w, s in shapes]
+    return [
+        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "WARPS": w, "STAGES": s, "STREAM": stream} for m, n, k, w, s in shapes for stream in (1, 0)
+    ]
 
 
 def _linear_cuda(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
-    if rows > 32:
-        return []
-    return [{"WARPS": w, "UNROLL": u} for w, u in ((4, 4), (8, 4), (4, 2), (8, 2), (2, 4), (4, 8))]
+    tensor = [{"TENSOR": 1, "WARPS": w, "UNROLL": u, "EARLY": 0} for w, u in ((8, 4), (4, 4), (8, 2), (4, 8), (4, 2), (8, 8))]
+    plain = [{"TENSOR": 0, "ROWS": r, "WARPS": w, "EARLY": 0} for r, w in ((4, 4), (2, 4), (4, 2), (4, 8), (2, 2))]
+    if spec.inputs[0].dtype == "float32":
+        return plain if rows <= 8 else []
+    return (plain + tensor if rows <= 4 else tensor + plain if rows <= 8 else tensor) if rows <= 32 else []
 
 
 def _linear_cpp(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
@@ -51,7 +55,7 @@ def row_space() -> Space:
     """One long row at a time: norms over the model's width."""
     return {
         "triton": lambda spec, rows: [{"WARPS": w} for w in (8, 4, 16)],
-        "cuda": lambda spec, rows: [{"THREADS": t} for t in (640, 1024, 512, 320)],
+        "cuda": lambda spec, rows: [{"THREADS": t, "EARLY": 0} for t in (640, 1024, 512, 320)],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (8192, 65536)],
     }
 
@@ -59,7 +63,7 @@ def row_space() -> Space:
 def flat_space() -> Space:
     """Element by element."""
     return {
-        "cuda": lambda spec, rows: [{"THREADS": t} for t in (256, 128, 512)],
+        "cuda": lambda spec, rows: [{"THREADS": t, "EARLY": 0} for t in (256, 128, 512)],
         "triton": lambda spec, rows: [{"BLOCK": b, "WARPS": w} for b, w in ((1024, 4), (512, 4), (2048, 8), (256, 2))],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (4096, 32768)],
     }
@@ -68,7 +72,7 @@ def flat_space() -> Space:
 def head_space() -> Space:
     """Many short rows: one head each."""
     return {
-        "cuda": lambda spec, rows: [{"HEADS": h} for h in (4, 1, 2, 8)],
+        "cuda": lambda spec, rows: [{"HEADS": h, "EARLY": 0} for h in (4, 1, 2, 8)],
         "triton": lambda spec, rows: [{"HEADS": h, "WARPS": w} for h, w in ((4, 4), (1, 1), (8, 4), (2, 2), (1, 4))],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (4096, 32768)],
     }
