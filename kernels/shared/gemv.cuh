@@ -1,8 +1,7 @@
 // Skinny GEMM in CUDA C++ for a few rows of x: out_i = x @ weight_i^T (+ bias_i), bound by reading each weight once.
 //
 // A block owns ROWS rows of one weight; its threads share K, 16 bytes a load, and add up at the end, so there is no second kernel.
-// Sibling weights form one list of blocks, so they share one launch. The first weights are under way before the kernel before this
-// one has ended. Two ways to do the sums:
+// Sibling weights form one list of blocks, so they share one launch. Two ways to do the sums:
 //
 // TENSOR = 0: plain multiply-adds in fp32, for up to 8 rows of x and any type.
 // TENSOR = 1: tensor cores, in bf16 and fp16. A warp's m16n8k16 product takes 16 rows of a weight and 8 rows of x. Which k goes
@@ -112,7 +111,7 @@ static int run(const T* x, int64_t x_stride, const Siblings& siblings, int block
 }
 #else
 template <int M>
-__global__ void __launch_bounds__(THREADS) by_multiply_adds(const T* x, int64_t x_stride, const __grid_constant__ Siblings siblings, int K) {
+__global__ void __launch_bounds__(THREADS) by_multiply_adds(const T* SOLE x, int64_t x_stride, const __grid_constant__ Siblings siblings, int K) {
   using V = Vector<T, PACK>;
   let_next_start();
   const Sibling& s = mine(siblings);
@@ -120,18 +119,13 @@ __global__ void __launch_bounds__(THREADS) by_multiply_adds(const T* x, int64_t 
   const T* rows[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) rows[r] = s.weight + int64_t(min(n0 + r, N - 1)) * K;
-  V w[ROWS];
-  auto load_weights = [&](int k) {
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) w[r].words[0] = load_weight16(rows[r] + k);
-  };
-  int k = threadIdx.x * PACK;
-  if (k < K) load_weights(k);
   wait_for_inputs();
   float acc[ROWS][M] = {};
 #pragma unroll 2
-  for (bool loaded = true; k < K; k += THREADS * PACK, loaded = false) {
-    if (!loaded) load_weights(k);
+  for (int k = threadIdx.x * PACK; k < K; k += THREADS * PACK) {
+    V w[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) w[r].words[0] = load_weight16(rows[r] + k);
 #pragma unroll
     for (int m = 0; m < M; m++) {
       V xv;

@@ -23,6 +23,13 @@ template <class... P, class... A> static int launch(void (*kernel)(P...), int64_
   return int(cudaLaunchKernelEx(&config, kernel, P(arguments)...));
 }
 
+// Behind EARLY = 0 an input is final when the kernel starts, and its loads may take the read-only path.
+#if EARLY
+#define SOLE
+#else
+#define SOLE __restrict__
+#endif
+
 // 16 bytes that another kernel may have written while this one was starting: an ordinary load, which stays behind the wait.
 __device__ inline uint4 load16(const void* p) { return *static_cast<const uint4*>(p); }
 // 16 bytes of a weight: read once, by nobody else, and never written.

@@ -15,7 +15,7 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["M"])
 def _skinny_gemm(
     x, w0, w1, w2, w3, b0, b1, b2, b3, y0, y1, y2, y3, M, stride_x, N0, N1, N2, N3,
-    K: tl.constexpr, COUNT: tl.constexpr, BIAS: tl.constexpr, EVICT: tl.constexpr,
+    K: tl.constexpr, COUNT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -36,32 +36,31 @@ def _skinny_gemm(
     rm = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     rk = tl.arange(0, BLOCK_K)
     inside_n, inside_m = rn < n, rm < M
-    # Rows beyond the end are read as the last one and not stored: loads without a mask are faster.
-    w_tile = w + tl.minimum(rn, n - 1).to(tl.int64)[:, None] * K + rk[None, :]
+    w_tile = w + rn.to(tl.int64)[:, None] * K + rk[None, :]
     if BLOCK_M == 1:
         x_tile = x + tl.program_id(1).to(tl.int64) * stride_x + rk
         wide = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
         for k in range(0, K, BLOCK_K):
             if K % BLOCK_K == 0:
-                wv = tl.load(w_tile, eviction_policy=EVICT)
+                wv = tl.load(w_tile, mask=inside_n[:, None], other=0.0, eviction_policy="evict_first")
                 xv = tl.load(x_tile)
             else:
-                wv = tl.load(w_tile, mask=(rk < K - k)[None, :], other=0.0, eviction_policy=EVICT)
+                wv = tl.load(w_tile, mask=inside_n[:, None] & (rk < K - k)[None, :], other=0.0, eviction_policy="evict_first")
                 xv = tl.load(x_tile, mask=rk < K - k, other=0.0)
             wide += wv.to(tl.float32) * xv.to(tl.float32)[None, :]
             w_tile += BLOCK_K
             x_tile += BLOCK_K
         acc = tl.sum(wide, axis=1)[None, :]
     else:
-        x_tile = x + tl.minimum(rm, M - 1).to(tl.int64)[:, None] * stride_x + rk[None, :]
+        x_tile = x + rm.to(tl.int64)[:, None] * stride_x + rk[None, :]
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, K, BLOCK_K):
             if K % BLOCK_K == 0:
-                wv = tl.load(w_tile, eviction_policy=EVICT)
-                xv = tl.load(x_tile)
+                wv = tl.load(w_tile, mask=inside_n[:, None], other=0.0, eviction_policy="evict_first")
+                xv = tl.load(x_tile, mask=inside_m[:, None], other=0.0)
             else:
-                wv = tl.load(w_tile, mask=(rk < K - k)[None, :], other=0.0, eviction_policy=EVICT)
-                xv = tl.load(x_tile, mask=(rk < K - k)[None, :], other=0.0)
+                wv = tl.load(w_tile, mask=inside_n[:, None] & (rk < K - k)[None, :], other=0.0, eviction_policy="evict_first")
+                xv = tl.load(x_tile, mask=inside_m[:, None] & (rk < K - k)[None, :], other=0.0)
             acc = tl.dot(xv, tl.trans(wv), acc, input_precision="ieee")
             w_tile += BLOCK_K
             x_tile += BLOCK_K
@@ -72,7 +71,7 @@ def _skinny_gemm(
     tl.store(y_tile, acc.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
 
 
-def skinny_gemm(x, parameters, BLOCK_M, BLOCK_N, BLOCK_K, WARPS, STAGES, STREAM):
+def skinny_gemm(x, parameters, BLOCK_M, BLOCK_N, BLOCK_K, WARPS, STAGES):
     """x: (..., K); parameters: weights (N, K), each followed by its bias (N,) if it has one. Returns one (..., N) a weight."""
     K = x.shape[-1]
     flat = x.reshape(-1, K)
@@ -93,7 +92,7 @@ def skinny_gemm(x, parameters, BLOCK_M, BLOCK_N, BLOCK_K, WARPS, STAGES, STREAM)
     _skinny_gemm[grid](
         flat, *weights, *([weights[0]] * pad), *[w if b is None else b for w, b in zip(weights, biases)], *([weights[0]] * pad),
         *outputs, *([outputs[0]] * pad), M, flat.stride(0), *sizes, *([sizes[0]] * pad),
-        K=K, COUNT=count, BIAS=bias, EVICT="evict_first" if STREAM else "", BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+        K=K, COUNT=count, BIAS=bias, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return tuple(outputs)

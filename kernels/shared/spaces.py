@@ -32,9 +32,7 @@ def _linear_triton(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
         shapes = [(128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (64, 128, 64, 4, 4)]
     wide = any(t.dtype == "float32" for t in spec.inputs)
     shapes = [(m, n, k // 2 if wide else k, w, s) for m, n, k, w, s in shapes]
-    return [
-        {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "WARPS": w, "STAGES": s, "STREAM": stream} for m, n, k, w, s in shapes for stream in (1, 0)
-    ]
+    return [{"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "WARPS": w, "STAGES": s} for m, n, k, w, s in shapes]
 
 
 def _linear_cuda(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
