@@ -127,9 +127,8 @@ class Ledger:
         self.run, self.card = run, card(run.model)
         self.letters: dict[str, str] = self.card.LETTERS
         self.order = list(run.families or self.letters)
-        self.config = None if run.weights else self.card.config(run.size, run.layers)
         self.model = self._model()
-        self.config = self.model.config
+        self.config: Any = self.model.config
         self.session = Session(self.model, run.batch, run.context, run.capacity)
         self.cuda = devices.device_type(run.device) == "cuda"
         self.block = STEPS_A_SAMPLE if self.cuda else 1
@@ -137,7 +136,7 @@ class Ledger:
     def _model(self) -> Any:
         dtype = getattr(torch, self.run.dtype)
         if self.run.weights is None:
-            return self.card.build(self.config, device=self.run.device, dtype=dtype)
+            return self.card.build(self.card.config(self.run.size, self.run.layers), device=self.run.device, dtype=dtype)
         from transformers import AutoModelForCausalLM
 
         if not (self.run.weights / "config.json").exists():
@@ -221,8 +220,7 @@ class Ledger:
         if name == "eager":
             return None
         if name == "inductor":
-            modes = {"mode": self.run.mode} if self.run.mode != "default" else {}
-            return torch.compile(self.model, **modes)
+            return torch.compile(self.model, mode=None if self.run.mode == "default" else self.run.mode)
         options: dict[str, Any] = {"cache_dir": str(self.run.cache_dir), "mode": self.run.mode, "budget_s": self.run.budget_s}
         if name != "jasperk":
             upto = [self.letters[f] for f in self.order].index(name[1:]) + 1
@@ -350,8 +348,9 @@ def provenance(device: str) -> dict[str, Any]:
 
     here = devices.validity(device)
     cuda = devices.device_type(device) == "cuda"
+    uuid = str(torch.cuda.get_device_properties(torch.device(device)).uuid) if cuda else ""
     return {
-        "device": here.device, "gpu": here.device if cuda else "", "gpu_uuid": _said("nvidia-smi", "-L").split("UUID: ")[-1].rstrip(")\n ") if cuda else "",
+        "device": here.device, "gpu": here.device if cuda else "", "gpu_uuid": uuid,
         "torch": torch.__version__, "triton": here.triton, "transformers": transformers.__version__,
         "commit": _commit(), "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }  # fmt: skip

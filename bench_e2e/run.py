@@ -53,7 +53,7 @@ def write(curves: dict[str, list[Row]], out: Path, title: str) -> None:
     temporary = out / "ledger.json.tmp"
     temporary.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n")
     temporary.replace(out / "ledger.json")
-    show.plot({k: v for k, v in curves.items()}, out, title)
+    show.plot(curves, out, title)
 
 
 def optimise(
@@ -112,4 +112,3 @@ def _speedups(results: Sequence[tuple[Problem, Sizes, Entry | NotFound]], letter
         text = f"{ratio} over eager ({ratio.verdict}), {rival} over Inductor   {result.candidate.describe()}"
         found[letter] = {"family": problem.family, "value": ratio.value, "low": ratio.low, "high": ratio.high, "text": text}
     return found
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -33,7 +33,7 @@ def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:
     return f"{value:.2f}x [{interval[0]:.2f}, {interval[1]:.2f}]" if value is not None and interval is not None else ""
 
 
-def plot(curves: dict[str, Sequence[Row]], folder: Path, title: str) -> list[Path]:
+def plot(curves: Mapping[str, Sequence[Row]], folder: Path, title: str) -> list[Path]:
     """Tokens/s row by row, one curve a kernel cache; written as PNG and SVG."""
     import matplotlib
 

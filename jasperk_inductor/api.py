@@ -41,9 +41,7 @@ def sites(model: Callable[..., Any], *args: Any, dynamic: bool | None = None, **
     return found
 
 
-def explain(
-    model: Callable[..., Any] | None = None, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
-) -> Explanation:
+def explain(model: Callable[..., Any] | None = None, *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any) -> Explanation:
     """What becomes of every site: swapped for which kernel, with what gain, or kept and why.
 
     Without a model: of all graphs that this process has compiled with backend="jasperk". With one: of one call of it with these
@@ -55,14 +53,15 @@ def explain(
     """
     if model is None:
         return Explanation(tuple(reports()))
-    from . import backend
+    from .backend import pristine_copy
+    from .planner import plan_and_swap
 
     chosen = Options.parse({**_options_of(model), **(options or {}), "optimizer": "none"})
     found: list[GraphReport] = []
 
     def look(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        copied = backend._copy(gm)
-        found.append(backend.plan_and_swap(copied.graph, chosen, len(found) + 1, {}))
+        copied = pristine_copy(gm)
+        found.append(plan_and_swap(copied.graph, chosen, len(found) + 1, {}))
         return gm.forward
 
     _run(getattr(model, "_orig_mod", model), look, args, kwargs, None)

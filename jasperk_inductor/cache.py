@@ -20,16 +20,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import logging
 import os
-import re
 import shutil
-import tarfile
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +33,10 @@ from typing import Any
 
 from . import stats
 from .contract import Attempt, Entry, Problem, Sizes, Validity, bucket, digest, from_json, to_json
-from .errors import BadBundle, CacheUnavailable
 
 log = logging.getLogger("jasperk")
 
 FORMAT = 1
-_NAME = re.compile(r"(entries|attempts)/[a-z0-9_]+-[0-9a-f]{20}-[0-9a-f]{8}-m\d+\.json|blobs/[0-9a-f]{2}/[0-9a-f]{64}|bundle\.json")
-_LARGEST = 1 << 30  # bytes of one file in a bundle
 
 
 class Damaged(Exception):
@@ -57,17 +50,6 @@ class Wanted:
     problem: Problem
     sizes: tuple[tuple[str, int], ...]
     device: str
-
-
-@dataclass(frozen=True)
-class Unpacked:
-    """What became of one entry of a bundle."""
-
-    name: str
-    family: str
-    bucket: int
-    usable: bool
-    reason: str  # why not, on this device
 
 
 class Cache:
@@ -99,7 +81,7 @@ class Cache:
         name = _name(problem.family, problem.hash, here, bucket(rows))
         if name in self._memory:
             return self._memory[name][0]
-        entry = self._read(self.root / "entries" / f"{name}.json", Entry)
+        entry = self.read(self.root / "entries" / f"{name}.json", Entry)
         if entry is None or entry.problem.hash != problem.hash or entry.bucket != bucket(rows) or entry.validity.mismatch(here):
             return None
         return entry
@@ -107,7 +89,7 @@ class Cache:
     def why_not(self, problem: Problem, rows: int, here: Validity) -> str | None:
         """If there is an entry for this problem that does not hold here: the first factor in which it differs."""
         for path in sorted((self.root / "entries").glob(f"{problem.family}-{problem.hash[:20]}-*.json")):
-            entry = self._read(path, Entry)
+            entry = self.read(path, Entry)
             if entry is None:
                 continue
             if (reason := entry.validity.mismatch(here)) is not None:
@@ -125,7 +107,7 @@ class Cache:
     def attempt(self, problem: Problem, rows: int, here: Validity, fingerprint: str) -> Attempt | None:
         """A past search, by the same optimizer over the same sources, that found nothing here."""
         name = _name(problem.family, problem.hash, here, bucket(rows))
-        attempt = self._tried.get(name) or self._read(self.root / "attempts" / f"{name}.json", Attempt)
+        attempt = self._tried.get(name) or self.read(self.root / "attempts" / f"{name}.json", Attempt)
         if attempt is None or attempt.fingerprint != fingerprint or attempt.validity.mismatch(here):
             return None
         return attempt
@@ -133,7 +115,7 @@ class Cache:
     def entries(self) -> Iterator[Entry]:
         """All readable entries, of any device."""
         for path in sorted((self.root / "entries").glob("*.json")):
-            if (entry := self._read(path, Entry)) is not None:
+            if (entry := self.read(path, Entry)) is not None:
                 yield entry
 
     def materialise(self, entry: Entry) -> Path:
@@ -154,11 +136,11 @@ class Cache:
             try:
                 data = blob.read_bytes()
             except OSError as error:
-                self._quarantine(self.root / "entries" / f"{name}.json", f"its file {relative} is missing ({error.strerror})")
+                self.quarantine(self.root / "entries" / f"{name}.json", f"its file {relative} is missing ({error.strerror})")
                 raise Damaged(f"{relative} is missing") from error
             if hashlib.sha256(data).hexdigest() != sha or not _inside(folder, target):
-                self._quarantine(blob, f"content of {relative} does not match its hash")
-                self._quarantine(self.root / "entries" / f"{name}.json", f"its file {relative} is damaged")
+                self.quarantine(blob, f"content of {relative} does not match its hash")
+                self.quarantine(self.root / "entries" / f"{name}.json", f"its file {relative} is damaged")
                 raise Damaged(f"{relative} is damaged")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
@@ -186,8 +168,8 @@ class Cache:
             if self.read_only:
                 raise OSError(self.read_only)
             for (_, sha), data in zip(artifact, files.values(), strict=True):
-                self._write(self.root / "blobs" / sha[:2] / sha, data)
-            self._write(self.root / "entries" / f"{name}.json", _sealed(to_json(entry)))
+                self.write(self.root / "blobs" / sha[:2] / sha, data)
+            self.write(self.root / "entries" / f"{name}.json", sealed(to_json(entry)))
             with contextlib.suppress(FileNotFoundError):
                 (self.root / "attempts" / f"{name}.json").unlink()
         except OSError as error:
@@ -203,7 +185,7 @@ class Cache:
         self._tried[name] = attempt
         try:
             if not self.read_only:
-                self._write(self.root / "attempts" / f"{name}.json", _sealed(to_json(attempt)))
+                self.write(self.root / "attempts" / f"{name}.json", sealed(to_json(attempt)))
         except OSError as error:
             self._unwritable(error)
 
@@ -213,11 +195,11 @@ class Cache:
         name = f"{problem.family}-{problem.hash[:20]}-m{bucket(problem.rows(sizes))}.json"
         with contextlib.suppress(OSError):
             if not self.read_only:
-                self._write(self.root / "wanted" / name, _sealed(to_json(wanted)))
+                self.write(self.root / "wanted" / name, sealed(to_json(wanted)))
 
     def wanted(self) -> list[Wanted]:
         """All problems noted by `want`."""
-        found = [self._read(path, Wanted) for path in sorted((self.root / "wanted").glob("*.json"))]
+        found = [self.read(path, Wanted) for path in sorted((self.root / "wanted").glob("*.json"))]
         return [w for w in found if w is not None]
 
     def settle(self, problem: Problem, sizes: Sizes) -> None:
@@ -252,94 +234,27 @@ class Cache:
                     time.sleep(0.1)
             yield True  # closing the file releases the lock, also when the process is killed
 
-    # ------------------------------------------------------------------------------------------------------- move
-
-    def pack(self, path: Path | str, only: set[str] | None = None) -> int:
-        """Writes all entries (of these families) with their files to one file. Returns how many.
-
-        Raises:
-            CacheUnavailable: the file cannot be written.
-        """
-        path = Path(path)
-        count = 0
-        try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-                with tarfile.open(fileobj=file, mode="w:gz") as tar:
-                    _add(tar, "bundle.json", json.dumps({"format": FORMAT, "made": time.strftime("%Y-%m-%d")}).encode())
-                    done: set[str] = set()
-                    for source in sorted((self.root / "entries").glob("*.json")):
-                        entry = self._read(source, Entry)
-                        if entry is None or (only is not None and entry.problem.family not in only):
-                            continue
-                        blobs = {sha: self.root / "blobs" / sha[:2] / sha for _, sha in entry.artifact}
-                        if not all(_sha(b) == sha for sha, b in blobs.items()):
-                            self._quarantine(source, "one of its files is damaged")
-                            continue
-                        for sha, blob in blobs.items():
-                            if sha not in done:
-                                _add(tar, f"blobs/{sha[:2]}/{sha}", blob.read_bytes())
-                                done.add(sha)
-                        _add(tar, f"entries/{source.name}", source.read_bytes())
-                        count += 1
-            os.replace(file.name, path)
-        except OSError as error:
-            raise CacheUnavailable(f"{path} cannot be written ({error.strerror}); name a file in a folder you can write to.") from error
-        return count
-
-    def unpack(self, path: Path | str, here: Validity) -> list[Unpacked]:
-        """Adds a packed cache to this one. All or nothing is read before anything is written.
-
-        Returns:
-            One line per entry; an entry that does not hold here is kept (for the device it was made for) and named.
-
-        Raises:
-            BadBundle: not a bundle, truncated, or a file in it is damaged; nothing has been added.
-            CacheUnavailable: this cache cannot be written.
-        """
-        if self.read_only:
-            raise CacheUnavailable(f"{self.read_only}; choose another one with --cache-dir.")
-        files = _read_bundle(Path(path))
-        results, sealed = [], {}
-        for name, data in files.items():
-            if not name.startswith("entries/"):
-                continue
-            try:
-                entry = from_json(Entry, _opened(data))
-            except (Damaged, ValueError) as error:
-                raise BadBundle(f"{path}: {name} is damaged ({error}); pack it again.") from error
-            if missing := [relative for relative, sha in entry.artifact if f"blobs/{sha[:2]}/{sha}" not in files]:
-                raise BadBundle(f"{path}: {name} lacks its files {', '.join(missing)}; pack it again.")
-            sealed[name] = data
-            mismatch = entry.validity.mismatch(here)
-            results.append(Unpacked(Path(name).stem, entry.problem.family, entry.bucket, mismatch is None, mismatch or ""))
-        for name, data in files.items():
-            if name.startswith("blobs/"):
-                self._write(self.root / name, data)
-        for name, data in sealed.items():
-            self._write(self.root / name, data)
-        return results
-
     # ---------------------------------------------------------------------------------------------------- private
 
-    def _read(self, path: Path, kind: Any) -> Any:
+    def read(self, path: Path, kind: Any) -> Any:
         try:
             data = path.read_bytes()
         except OSError:
             return None
         try:
-            return from_json(kind, _opened(data))
+            return from_json(kind, opened(data))
         except (Damaged, ValueError) as error:
-            self._quarantine(path, str(error).splitlines()[0])
+            self.quarantine(path, str(error).splitlines()[0])
             return None
 
-    def _quarantine(self, path: Path, reason: str) -> None:
+    def quarantine(self, path: Path, reason: str) -> None:
         log.warning("cache: %s is set aside and counts as a miss: %s", path.name, reason)
         with contextlib.suppress(OSError):
             (self.root / "quarantine").mkdir(exist_ok=True)
             os.replace(path, self.root / "quarantine" / f"{time.strftime('%Y%m%d-%H%M%S')}-{path.name}")
 
-    def _write(self, path: Path, data: bytes) -> None:
-        if path.exists() and path.parent.parent.name == "blobs" and _sha(path) == path.name:
+    def write(self, path: Path, data: bytes) -> None:
+        if path.exists() and path.parent.parent.name == "blobs" and sha_of(path) == path.name:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tmp-", delete=False) as file:
@@ -374,12 +289,12 @@ def _time(entry: Entry) -> float:
     return stats.median(entry.verdict.latency.candidate)
 
 
-def _sealed(data: Any) -> bytes:
+def sealed(data: Any) -> bytes:
     text = json.dumps(data, sort_keys=True)
     return json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "data": text}).encode()
 
 
-def _opened(data: bytes) -> str:
+def opened(data: bytes) -> str:
     try:
         outer = json.loads(data)
         text, sha = outer["data"], outer["sha256"]
@@ -392,7 +307,7 @@ def _opened(data: bytes) -> str:
     return text
 
 
-def _sha(path: Path) -> str | None:
+def sha_of(path: Path) -> str | None:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -401,37 +316,3 @@ def _sha(path: Path) -> str | None:
 
 def _inside(folder: Path, target: Path) -> bool:
     return target.resolve().is_relative_to(folder.resolve())
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(data), 0o644
-    tar.addfile(info, io.BytesIO(data))
-
-
-def _read_bundle(path: Path) -> dict[str, bytes]:
-    """The checked content of a bundle: known names only, regular files only, blobs that match their names."""
-    files: dict[str, bytes] = {}
-    try:
-        with tarfile.open(path, "r:gz") as tar:
-            for member in tar:
-                if not member.isreg() or not _NAME.fullmatch(member.name) or member.size > _LARGEST:
-                    raise BadBundle(f"{path} holds {member.name!r}, which no bundle of ours has; it is not unpacked.")
-                content = tar.extractfile(member)
-                assert content is not None
-                files[member.name] = content.read()
-    except FileNotFoundError:
-        raise BadBundle(f"there is no file {path}.") from None
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise BadBundle(f"{path} is truncated or no bundle ({error}); nothing was added.") from error
-    if "bundle.json" not in files:
-        raise BadBundle(f"{path} is no bundle: it has no bundle.json.")
-    try:
-        if json.loads(files["bundle.json"])["format"] != FORMAT:
-            raise BadBundle(f"{path} has another format; this version reads format {FORMAT}.")
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadBundle(f"{path}: its bundle.json is damaged.") from error
-    for name, data in files.items():
-        if name.startswith("blobs/") and hashlib.sha256(data).hexdigest() != Path(name).name:
-            raise BadBundle(f"{path}: {name} does not match its hash; nothing was added.")
-    return files

@@ -114,7 +114,9 @@ def trace(
         groups: dict[Any, list[Any]] = {}
         for number, traced in enumerate(dataclasses.replace(work, dynamic=dynamic or None).sites(), 1):
             rows = [
-                dict(family=s.family, letter=letters.get(s.family), module=s.module, status="site", rows=s.rows, problem=s.problem.hash[:12])
+                dict(
+                    family=s.family, letter=letters.get(s.family), module=s.module, status="site", rows=s.rows, problem=s.problem.hash[:12]
+                )
                 for s in traced.sites
             ]
             rows += [
@@ -154,7 +156,7 @@ def optimize(
     """Fill the kernel cache ahead of time: search, verify and time a kernel for every family of a model."""
     from .api import distinct
     from .cache import Cache
-    from .contract import Entry
+    from .contract import Entry, Problem, Sizes
     from .evaluate import Evaluator
     from .models import by_letter, card
     from .optimize import improve, library
@@ -164,7 +166,7 @@ def optimize(
     place = pick_device(device)
     cache = Cache(cache_dir or default_cache_dir())
     if wanted:
-        jobs = [(w.problem, dict(w.sizes)) for w in cache.wanted() if place.startswith(w.device)]
+        jobs: list[tuple[Problem, Sizes]] = [(w.problem, dict(w.sizes)) for w in cache.wanted() if place.startswith(w.device)]
         letters: dict[str, str] = {}
     else:
         letters = card(model).LETTERS
@@ -300,7 +302,9 @@ def bench(
     mode: Annotated[str | None, typer.Option(help="Inductor's mode [default: reduce-overhead on a GPU, default on a CPU].")] = None,
     rows: Annotated[str, typer.Option(help="Rows to measure, e.g. eager,inductor,+A,+B,jasperk; all by default.")] = "",
     steps: Annotated[int, typer.Option(help="Decode steps timed a row.")] = 160,
-    weights: Annotated[Path | None, typer.Option(help="A local checkpoint (config.json and safetensors); random weights by default.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A local checkpoint (config.json and safetensors); random weights by default.")
+    ] = None,
     cache: Annotated[list[Path] | None, typer.Option("--cache", help="Kernel cache; repeated, each draws a curve.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds a row may spend on kernels that the cache lacks.")] = 0.0,
     out: Annotated[Path | None, typer.Option(help="Where ledger.json, ledger.png and ledger.svg go.")] = None,
@@ -388,24 +392,28 @@ def cache_pack(
     as_json: Json = False,
 ) -> None:
     """Write all entries with their built kernels to one file, to be moved to another machine."""
+    from .bundle import pack
     from .cache import Cache
 
-    count = Cache(cache_dir or default_cache_dir()).pack(file, set(family) if family else None)
+    count = pack(Cache(cache_dir or default_cache_dir()), file, set(family) if family else None)
     emit({"packed": count, "file": str(file), "bytes": file.stat().st_size}) if as_json else err.print(f"{count} entries in {file}")
 
 
 @cache_app.command("unpack")
 def cache_unpack(
-    file: Annotated[Path, typer.Argument(help="A file that `jasperk cache pack` wrote. Its kernels run in your processes: trust its maker.")],
+    file: Annotated[
+        Path, typer.Argument(help="A file that `jasperk cache pack` wrote. Its kernels run in your processes: trust its maker.")
+    ],
     cache_dir: CacheDir = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Add a packed cache to this one, and say of each entry whether it holds on this device. Builds and evaluates nothing."""
     from . import device as devices
+    from .bundle import unpack
     from .cache import Cache
 
-    results = Cache(cache_dir or default_cache_dir()).unpack(file, devices.validity(pick_device(device)))
+    results = unpack(Cache(cache_dir or default_cache_dir()), file, devices.validity(pick_device(device)))
     for r in results:
         if as_json:
             emit(dataclasses.asdict(r))

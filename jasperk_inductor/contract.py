@@ -432,11 +432,15 @@ Outcome = Swapped | Kept
 # ------------------------------------------------------------------------------------------------------------------ JSON
 
 
-@functools.cache
-def _adapter(kind: type) -> Any:
-    from pydantic import TypeAdapter  # 60 ms, and only the lab and a cache hit need it
+_adapters: dict[Any, Any] = {}
 
-    return TypeAdapter(kind)
+
+def _adapter(kind: Any) -> Any:
+    if kind not in _adapters:
+        from pydantic import TypeAdapter  # 60 ms, and only the lab and a cache hit need it
+
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def to_json(value: Any) -> Any:

@@ -7,6 +7,7 @@ is what a person or a program reads.
 from __future__ import annotations
 
 import collections
+import io
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -86,20 +87,12 @@ class Explanation:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=150, record=True, file=_Nowhere())
+        console = Console(width=150, record=True, file=io.StringIO())
         console.print(self.__rich__())
         return console.export_text()
 
     def __rich__(self) -> Any:
         return _table(self)
-
-
-class _Nowhere:
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
 
 
 def _table(explanation: Explanation) -> Any:
@@ -127,7 +120,9 @@ def _table(explanation: Explanation) -> Any:
             gain = f"{first.gain:.2f}x" if first.gain is not None else ""
             if isinstance(first, Swapped):
                 share = f"{first.roofline:.0%}" if first.roofline is not None else ""
-                table.add_row(letter, first.family, str(len(group)), str(first.rows), first.module, first.kernel, gain, share, style="green")
+                table.add_row(
+                    letter, first.family, str(len(group)), str(first.rows), first.module, first.kernel, gain, share, style="green"
+                )
             else:
                 table.add_row(letter, first.family, str(len(group)), str(first.rows or ""), first.module, f"kept: {first.reason}", gain, "")
         parts.append(table)

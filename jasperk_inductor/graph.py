@@ -50,13 +50,7 @@ _name("view", torch.swapaxes, torch.movedim)
 _name("chunk", torch.chunk, torch.split, torch.tensor_split)
 
 _METHODS = {name: name for name in ("add", "sub", "mul", "div", "neg", "pow", "square", "mean", "rsqrt", "sqrt", "sigmoid", "softmax")}
-_METHODS |= {
-    name: "view"
-    for name in (
-        "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "expand", "contiguous", "flatten", "unflatten",
-        "view_as", "reshape_as", "expand_as", "swapaxes", "movedim",
-    )
-}  # fmt: skip
+_METHODS |= dict.fromkeys(("view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "expand", "contiguous", "flatten", "unflatten", "view_as", "reshape_as", "expand_as", "swapaxes", "movedim"), "view")  # fmt: skip
 _METHODS |= {"chunk": "chunk", "split": "chunk", "tensor_split": "chunk", "true_divide": "div", "multiply": "mul"}
 _CASTS = {"float", "half", "bfloat16", "double", "type", "type_as", "to"}
 
@@ -67,6 +61,11 @@ _BARRIERS = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_i
 def value_of(node: fx.Node) -> Any:
     """What Dynamo recorded for a node: a fake tensor, a SymInt, …, or None."""
     return node.meta.get("example_value", node.meta.get("val"))
+
+
+def arguments(node: fx.Node) -> list[Any]:
+    """A node's positional arguments."""
+    return list(node.args)
 
 
 def is_tensor(node: Any) -> bool:
@@ -82,7 +81,7 @@ def canonical(node: fx.Node) -> str:
         return "attention" if "attention" in text else ""  # flex_attention and other attention operators
     if node.op == "call_method":
         if node.target in _CASTS:
-            source, value = value_of(node.args[0]), value_of(node)  # type: ignore[arg-type]
+            source, value = value_of(arguments(node)[0]), value_of(node)
             same = isinstance(value, torch.Tensor) and isinstance(source, torch.Tensor) and source.device == value.device
             return "cast" if same else ""
         return _METHODS.get(str(node.target), "")
@@ -121,14 +120,19 @@ def written(node: fx.Node) -> Iterator[fx.Node]:
                 yield given
     elif isinstance(target, torch._ops.HigherOrderOperator):
         yield from node.all_input_nodes  # opaque: may write anything it is given
-    elif target in _INPLACE or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True:
-        yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
-    elif target in (F.silu, F.relu, F.dropout) and True in node.args[1:]:  # inplace given by position
+    elif (
+        target in _INPLACE
+        or (name.endswith("_") and not name.endswith("__"))
+        or node.kwargs.get("inplace") is True
+        or (target in (F.silu, F.relu, F.dropout) and True in node.args[1:])
+    ):
         yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
 
 
 _INPLACE = {operator.setitem, operator.delitem}
-_INPLACE |= {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")}
+_INPLACE |= {
+    getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+}
 
 
 class GraphView:

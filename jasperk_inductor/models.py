@@ -19,6 +19,7 @@ import torch
 from .errors import MissingTool, UnknownName, nearest
 from .folders import package
 
+
 @functools.cache
 def cards() -> dict[str, ModuleType]:
     """Every model card by name.
@@ -71,7 +72,7 @@ class Session:
         capacity: tokens that the cache can hold.
     """
 
-    def __init__(self, model: torch.nn.Module, batch: int, context: int, capacity: int, seed: int = 0) -> None:
+    def __init__(self, model: Any, batch: int, context: int, capacity: int, seed: int = 0) -> None:
         from transformers import StaticCache
 
         self.model, self.batch, self.context, self.capacity = model, batch, context, capacity

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
 from .contract import Match, Problem, Sizes
-from .graph import GraphView, is_tensor, value_of
+from .graph import GraphView, arguments, is_tensor, value_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RMSNorm:
     output: fx.Node
 
 
-def _other(node: fx.Node, one: fx.Node) -> object:
+def _other(node: fx.Node, one: fx.Node) -> Any:
     a, b = node.args[0], node.args[1]
     return b if a is one else a
 
@@ -45,37 +46,38 @@ def rms_norms(view: GraphView) -> list[RMSNorm]:
         if (norm := _spelt_out(view, node)) is not None:
             found.append(norm)
     for node in view.all("rms_norm"):
-        x, shape, *rest = [*node.args]
-        weight = rest[0] if rest else node.kwargs.get("weight")
+        x, shape, *rest = arguments(node)
+        weight: Any = rest[0] if rest else node.kwargs.get("weight")
         eps = rest[1] if len(rest) > 1 else node.kwargs.get("eps")
-        if is_tensor(weight) and isinstance(eps, float | fx.Node) and len(tuple(shape)) == 1:  # type: ignore[arg-type]
-            found.append(RMSNorm(view.up(x, "cast"), weight, eps, 0.0, node, view.down(node, "cast")))  # type: ignore[arg-type]
+        if is_tensor(weight) and isinstance(eps, float | fx.Node) and len(tuple(shape)) == 1:
+            found.append(RMSNorm(view.up(x, "cast"), weight, eps, 0.0, node, view.down(node, "cast")))
     return sorted(found, key=lambda n: view.position[n.output])
 
 
 def _spelt_out(view: GraphView, rsqrt: fx.Node) -> RMSNorm | None:
-    total = rsqrt.args[0]
+    total: Any = rsqrt.args[0]
     if view.name(total) != "add":
         return None
-    mean, eps = view.operands(total)  # type: ignore[arg-type]
+    mean, eps = view.operands(total)
     if view.name(mean) != "mean":
         mean, eps = eps, mean
     if view.name(mean) != "mean" or not isinstance(eps, float | fx.Node) or is_tensor(eps):
         return None
     assert isinstance(mean, fx.Node)
-    axis = mean.args[1] if len(mean.args) > 1 else mean.kwargs.get("dim")
+    given = arguments(mean)
+    axis: Any = given[1] if len(given) > 1 else mean.kwargs.get("dim")
     axis = axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else axis
-    keep = mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim")
-    squared = mean.args[0]
-    rank = value_of(squared).dim() if is_tensor(squared) else 0  # type: ignore[arg-type]
+    keep = given[2] if len(given) > 2 else mean.kwargs.get("keepdim")
+    squared = given[0]
+    rank = value_of(squared).dim() if is_tensor(squared) else 0
     if axis not in (-1, rank - 1) or keep is not True:
         return None
-    if view.name(squared) == "pow" and squared.args[1] in (2, 2.0):  # type: ignore[union-attr]
-        source = squared.args[0]  # type: ignore[union-attr]
-    elif view.name(squared) == "square":
-        source = squared.args[0]  # type: ignore[union-attr]
-    elif view.name(squared) == "mul" and squared.args[0] is squared.args[1]:  # type: ignore[union-attr]
-        source = squared.args[0]  # type: ignore[union-attr]
+    if (
+        (view.name(squared) == "pow" and squared.args[1] in (2, 2.0))
+        or view.name(squared) == "square"
+        or (view.name(squared) == "mul" and squared.args[0] is squared.args[1])
+    ):
+        source = squared.args[0]
     else:
         return None
     products = [u for u in view.users(rsqrt, "mul") if view.up(_other(u, rsqrt), "cast") is view.up(source, "cast")]
@@ -91,16 +93,16 @@ def _spelt_out(view: GraphView, rsqrt: fx.Node) -> RMSNorm | None:
     return RMSNorm(view.up(source, "cast"), weight, eps, offset, scaled[0], view.down(scaled[0], "cast"))
 
 
-def _weight(view: GraphView, node: object) -> tuple[fx.Node | None, float]:
+def _weight(view: GraphView, node: Any) -> tuple[fx.Node | None, float]:
     """(weight, offset) of `weight` or `offset + weight`, through casts."""
     node = view.up(node, "cast")
     if view.name(node) == "add":
-        a, b = view.operands(node)  # type: ignore[arg-type]
+        a, b = view.operands(node)
         a, b = (b, a) if isinstance(a, int | float) else (a, b)
         if isinstance(b, int | float) and is_tensor(weight := view.up(a, "cast")):
             return weight, float(b)
         return None, 0.0
-    return (node, 0.0) if is_tensor(node) and node.op in ("placeholder", "get_attr") else (None, 0.0)  # type: ignore[union-attr,return-value]
+    return (node, 0.0) if is_tensor(node) and node.op in ("placeholder", "get_attr") else (None, 0.0)
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,13 @@ def swiglu_operands(view: GraphView, product: fx.Node) -> tuple[fx.Node, fx.Node
 
 def linear_parts(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
     """(input, weight, bias) of an `F.linear` node."""
-    args = [*node.args, None, None]
-    weight = args[1] if args[1] is not None else node.kwargs["weight"]
-    bias = args[2] if args[2] is not None else node.kwargs.get("bias")
-    return args[0], weight, bias  # type: ignore[return-value]
+    args = [*arguments(node), None, None]
+    weight: Any = args[1] if args[1] is not None else node.kwargs["weight"]
+    bias: Any = args[2] if args[2] is not None else node.kwargs.get("bias")
+    return args[0], weight, bias
 
 
-def is_parameter_like(node: object) -> bool:
+def is_parameter_like(node: Any) -> bool:
     """Whether a node is a graph input or attribute: a weight, as far as a graph can tell."""
     return isinstance(node, fx.Node) and node.op in ("placeholder", "get_attr") and isinstance(value_of(node), torch.Tensor)
 

@@ -71,7 +71,7 @@ def write(nodes: Iterable[fx.Node], inputs: Mapping[str, fx.Node], outputs: Iter
     """
     names: dict[fx.Node, str] = {node: role for role, node in inputs.items()}
     names |= {node: repr(float(value)) for node, value in constants.items()}
-    lines = []
+    lines: list[str] = []
     for node in nodes:
         if node in names:
             continue

@@ -104,9 +104,7 @@ class Operator:
     def fake(self, *inputs: torch.Tensor) -> Any:
         """Shapes, types and strides of the outputs; sizes may be symbolic."""
         sizes = {s: inputs[i].shape[d] for s, (i, d) in zip(self.problem.symbols, self._where, strict=True)}
-        outputs = tuple(
-            torch.empty(t.shape(sizes), dtype=getattr(torch, t.dtype), device=inputs[0].device) for t in self.problem.outputs
-        )
+        outputs = tuple(torch.empty(t.shape(sizes), dtype=getattr(torch, t.dtype), device=inputs[0].device) for t in self.problem.outputs)
         return outputs[0] if self._single else outputs
 
 

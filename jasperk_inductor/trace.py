@@ -60,7 +60,7 @@ def _module(match: Match) -> str:
 
 
 def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
-    inputs = {role: node for role, node in match.inputs.items()}
+    inputs = dict(match.inputs)
     inside = view.between([*inputs.values(), *match.constants], match.outputs.values())
     if isinstance(inside, fx.Node):
         raise _Unfit(f"it also depends on {inside.name}")

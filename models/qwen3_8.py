@@ -81,7 +81,7 @@ def build(config: Any, device: str = "cpu", dtype: torch.dtype = torch.float32, 
     from transformers import Qwen3_5ForCausalLM
 
     with torch.device("meta"):
-        model = Qwen3_5ForCausalLM(config)
+        model: Any = Qwen3_5ForCausalLM(config)
     model = model.to(dtype)
     if device != "meta":
         model = model.to_empty(device=device)

@@ -125,9 +125,7 @@ class Evaluator:
             if folder is None:
                 shutil.rmtree(place, ignore_errors=True)
         seconds = time.monotonic() - started
-        return Verdict(
-            verdict.status, verdict.message, verdict.accuracy, verdict.latency, verdict.profile, tuple(sizes.items()), seconds
-        )
+        return Verdict(verdict.status, verdict.message, verdict.accuracy, verdict.latency, verdict.profile, tuple(sizes.items()), seconds)
 
     def _build(self, problem: Problem, candidate: Candidate, folder: Path) -> None:
         chosen = language(candidate.language)
@@ -256,7 +254,7 @@ class Evaluator:
             "eager": (lambda c, t, **f: self._ask_reference(problem, c, t, **f), "eager"),
             "inductor": (lambda c, t, **f: self._ask_reference(problem, c, t, **f), "inductor"),
         }
-        fields = {"variants": variants, "length": length, "clock": self.clock}
+        fields: dict[str, Any] = {"variants": variants, "length": length, "clock": self.clock}
         own = self._ask_reference(problem, "stage", names=["eager", "inductor"], inputs=str(staged[1]), **fields)
         worker.call("stage", CALL_S, names=["candidate"], inputs=str(staged[0]), **fields)
         flush_ms = max(own["flush_ms"].values(), default=0.0)
@@ -279,7 +277,7 @@ class Evaluator:
         self._bounded(stats.median(samples["candidate"]), unexplained, length)
         self._possible(problem, sizes, samples["candidate"])
         self._fresh(worker, problem, sizes, length, variants, staged[1])
-        profile = worker.call("profile", CALL_S, name="candidate") if self.cuda else {"launches": 0, "kernels": []}
+        profile: dict[str, Any] = worker.call("profile", CALL_S, name="candidate") if self.cuda else {"launches": 0, "kernels": []}
         latency = Latency(self.clock, *(tuple(samples[n]) for n in ("candidate", "eager", "inductor")))
         return latency, Profile(profile["launches"], tuple((str(n), float(s)) for n, s in profile["kernels"]))
 

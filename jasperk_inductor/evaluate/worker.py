@@ -70,15 +70,11 @@ class Worker:
         if not all(isinstance(t, torch.Tensor) for t in results):
             return {"structure": [type(t).__name__ for t in results]}
         ranges = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors]
-        described = [
-            {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch."), "stride": list(t.stride())} for t in results
-        ]
+        described = [{"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch."), "stride": list(t.stride())} for t in results]
         reply = {
             "outputs": described,
             "changed_inputs": [s.role for s, t in zip(self.specs, tensors, strict=True) if not _same(t, dense[s.role])],
-            "aliased": [
-                i for i, t in enumerate(results) if any(start <= t.data_ptr() < start + size for start, size in ranges if size)
-            ],
+            "aliased": [i for i, t in enumerate(results) if any(start <= t.data_ptr() < start + size for start, size in ranges if size)],
             "changed_state": changed,
         }
         wire.write_tensors(Path(outputs), {str(i): t for i, t in enumerate(results)})
@@ -89,9 +85,7 @@ class Worker:
         dense = wire.read_tensors(Path(inputs), self.device)
 
         def one(i: int) -> tuple[torch.Tensor, ...]:
-            return tuple(
-                lay_out(s, dense[f"{s.role}.{i % variants}" if s.kind == "activation" else s.role]) for s in self.specs
-            )
+            return tuple(lay_out(s, dense[f"{s.role}.{i % variants}" if s.kind == "activation" else s.role]) for s in self.specs)
 
         flush_ms = {}
         shared = [one(i) for i in range(length)]
@@ -160,7 +154,7 @@ class _Compiled:
 
     def __init__(self, function: Function, config: dict[str, Any]) -> None:
         self.function, self.config = function, config
-        self.compiled: dict[Any, Function] = {}
+        self.compiled: dict[Any, Any] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         key = tuple((t.shape, t.stride()) for t in inputs)

@@ -17,7 +17,18 @@ import sys
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-_KEEP = ("PATH", "LD_LIBRARY_PATH", "LANG", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "OMP_NUM_THREADS", "TRITON_INTERPRET", "PYTHONPATH", "CXX", "CC")
+_KEEP = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "OMP_NUM_THREADS",
+    "TRITON_INTERPRET",
+    "PYTHONPATH",
+    "CXX",
+    "CC",
+)
 
 
 def main(fd: int) -> None:

@@ -95,8 +95,8 @@ def bind(library: Path, spec: Spec, stream: Callable[[Any], int]) -> Kernel:
         dense = [torch.empty(t.shape(sizes), device="meta") for t in spec.outputs]
         meta = (ctypes.c_int64 * (META * count))()
         for i, tensor in enumerate((*inputs, *dense)):
-            meta[META * i : META * i + tensor.dim()] = tensor.shape
-            meta[META * i + 8 : META * i + 8 + tensor.dim()] = tensor.stride()
+            meta[META * i : META * i + tensor.dim()] = list(tensor.shape)
+            meta[META * i + 8 : META * i + 8 + tensor.dim()] = list(tensor.stride())
         return meta, ctypes.addressof(meta), [(tuple(t.shape), t.stride(), d) for t, d in zip(dense, dtypes, strict=True)]
 
     # A call takes a few microseconds of Python, which is as much as a small operator: hence the flat style below.

@@ -54,7 +54,7 @@ def screen(source: str) -> tuple[Status, str] | None:
 
 def _is_jit(decorator: ast.expr) -> bool:
     decorator = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return isinstance(decorator, ast.Attribute) and decorator.attr == "jit" or isinstance(decorator, ast.Name) and decorator.id == "jit"
+    return (isinstance(decorator, ast.Attribute) and decorator.attr == "jit") or (isinstance(decorator, ast.Name) and decorator.id == "jit")
 
 
 @contextmanager

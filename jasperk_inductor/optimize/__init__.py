@@ -46,7 +46,14 @@ def optimizer(name: str) -> Optimizer:
 
 
 def improve(
-    problem: Problem, sizes: Sizes, *, cache: Cache, evaluator: Evaluator, name: str = "library", budget_s: float = 60.0, again: bool = False
+    problem: Problem,
+    sizes: Sizes,
+    *,
+    cache: Cache,
+    evaluator: Evaluator,
+    name: str = "library",
+    budget_s: float = 60.0,
+    again: bool = False,
 ) -> Entry | NotFound:
     """Makes sure that the cache has the best kernel this optimizer finds for a problem.
 

@@ -49,7 +49,9 @@ def optimize(problem: Problem, sizes: Sizes, evaluator: Evaluator, deadline: flo
         notes.append(f"{candidate.describe()}: {verdict.status}: {verdict.message}")
         if time.monotonic() > deadline:
             break
-    return NotFound(f"{len(notes)} candidates failed; first: {notes[0].splitlines()[0][:300]}" if notes else "no candidate was tried in time")
+    return NotFound(
+        f"{len(notes)} candidates failed; first: {notes[0].splitlines()[0][:300]}" if notes else "no candidate was tried in time"
+    )
 
 
 def fingerprint(problem: Problem, sizes: Sizes, device: str) -> str:

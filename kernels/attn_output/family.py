@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jasperk_kernels.shared.spaces import linear_space
+
 from jasperk_inductor.contract import Family, Match
 from jasperk_inductor.graph import GraphView
 from jasperk_inductor.patterns import blocks, projection_flops, projections
-from jasperk_kernels.shared.spaces import linear_space
 
 
 def find(view: GraphView) -> list[Match]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jasperk_kernels.shared.spaces import head_space
 from torch import fx
 
 from jasperk_inductor.contract import Family, Match
 from jasperk_inductor.graph import GraphView, is_tensor, value_of
 from jasperk_inductor.patterns import RMSNorm, elementwise_flops, rms_norms
-from jasperk_kernels.shared.spaces import head_space
 
 
 class Rotated(NamedTuple):

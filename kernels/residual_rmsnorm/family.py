@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jasperk_kernels.shared.spaces import row_space
+
 from jasperk_inductor.contract import Family, Match
 from jasperk_inductor.graph import GraphView, is_tensor, value_of
 from jasperk_inductor.patterns import elementwise_flops, lead, rms_norms
-from jasperk_kernels.shared.spaces import row_space
 
 
 def find(view: GraphView) -> list[Match]:

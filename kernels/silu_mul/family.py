@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jasperk_kernels.shared.spaces import flat_space
+
 from jasperk_inductor.contract import Family, Match
 from jasperk_inductor.graph import GraphView
 from jasperk_inductor.patterns import elementwise_flops, lead, rms_norms, swiglu_operands
-from jasperk_kernels.shared.spaces import flat_space
 
 
 def find(view: GraphView) -> list[Match]:
