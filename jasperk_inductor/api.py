@@ -54,9 +54,10 @@ def explain(model: Callable[..., Any] | None = None, *args: Any, options: Mappin
     if model is None:
         return Explanation(tuple(reports()))
     from .backend import pristine_copy
-    from .planner import plan_and_swap
+    from .planner import check_names, plan_and_swap
 
     chosen = Options.parse({**_options_of(model), **(options or {}), "optimizer": "none"})
+    check_names(chosen)
     found: list[GraphReport] = []
 
     def look(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

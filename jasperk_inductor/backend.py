@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
+from torch._dynamo.exc import TorchDynamoException
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import explanation
 from .contract import Swapped
 from .errors import SwapFailed, UnknownOption, nearest
-from .planner import once, plan_and_swap
+from .planner import check_names, once, plan_and_swap
 from .settings import Options
 
 log = logging.getLogger("jasperk")
@@ -45,29 +47,28 @@ def jasperk(
         SwapFailed: our part failed and `strict` is set; otherwise the graph is compiled as it came, which is said once.
     """
     chosen = Options.parse(options, mode)
+    check_names(chosen)
     inductor = inductor_config(chosen)
     number = len(explanation.reports()) + 1
     started = time.monotonic()
-    edited = pristine_copy(gm)
     try:
-        report = plan_and_swap(edited.graph, chosen, number, inductor)
+        edited = pristine_copy(gm)
+        with _disable_current_modes():  # planning runs kernels for real
+            report = plan_and_swap(edited.graph, chosen, number, inductor)
         edited.recompile()
-        explanation.record(report)
-        _summarise(report)
-        if not report.operators:
-            edited = gm
-        return _inductor(edited, example_inputs, inductor)
+        compiled = _inductor(edited, example_inputs, inductor) if report.operators else None
+    except TorchDynamoException:  # not a failure: how Inductor asks Dynamo to trace again
+        raise
     except Exception as error:
-        if edited is gm:  # nothing of ours was in it
-            raise
+        what = f"{type(error).__name__}: {error}"
         if chosen.strict:
-            raise SwapFailed(
-                f"jasperk failed on graph {number} ({type(error).__name__}: {error}); drop strict=True to run it unswapped"
-            ) from error
-        once(f"graph {number} is compiled as it came: jasperk failed ({type(error).__name__}: {error})")
+            raise SwapFailed(f"jasperk failed on graph {number} ({what}); drop strict=True to run it unswapped") from error
+        once(f"graph {number} is compiled as it came: jasperk failed ({what})")
         log.debug("the failure", exc_info=True)
-        explanation.record(explanation.GraphReport(number, failure=f"{type(error).__name__}: {error}", seconds=time.monotonic() - started))
-        return _inductor(gm, example_inputs, inductor)
+        report, compiled = explanation.GraphReport(number, failure=what, seconds=time.monotonic() - started), None
+    explanation.record(report)
+    _summarise(report)
+    return compiled if compiled is not None else _inductor(gm, example_inputs, inductor)
 
 
 def inductor_config(options: Options) -> dict[str, Any]:

@@ -37,56 +37,49 @@ _said: set[str] = set()
 
 def cache_for(options: Options) -> Cache:
     """The cache of these options; one object per directory and process."""
-    return _caches.setdefault(str(options.cache_dir), Cache(options.cache_dir))
+    key = str(options.cache_dir)
+    if key not in _caches:
+        _caches[key] = Cache(options.cache_dir)
+    return _caches[key]
 
 
 def plan_and_swap(graph: fx.Graph, options: Options, number: int, inductor: Mapping[str, Any]) -> GraphReport:
     """Finds the sites of a graph, decides on each, and rewrites the graph in place."""
     started = time.monotonic()
-    allowed = {name: f for name, f in families().items() if options.allows(name)}
-    _check_names(options)
-    found, kept = trace.sites(graph, allowed)
-    outcomes: list[Outcome] = list(kept)
-    swaps: list[tuple[Site, swap.Operator]] = []
-    evaluations = 0
-    if found:
-        device = _device(found)
-        if device is None:
-            kind = _value(found[0]).device.type
-            outcomes += [_keep(s, f"jasperk has no kernels for tensors on {kind!r}") for s in found]
-        else:
-            planner = _Planner(options, device, inductor)
-            with planner:
-                for site in _hottest_first(found):
-                    outcome, op = planner.decide(site)
-                    outcomes.append(outcome)
-                    if op is not None:
-                        swaps.append((site, op))
-            evaluations = planner.evaluations
-    order = {id(s): i for i, s in enumerate(found)}
-    swaps.sort(key=lambda pair: order[id(pair[0])])
-    swap.apply(graph, swaps)
-    names = {(s.family, s.module): i for i, s in enumerate(found)}
-    outcomes.sort(key=lambda o: names.get((o.family, o.module), len(names)))
-    return GraphReport(
-        number, tuple(outcomes), None, evaluations, time.monotonic() - started,
-        any(s.dynamic for s in found), tuple(dict.fromkeys(op.name for _, op in swaps)),
-    )  # fmt: skip
+    found, kept = trace.sites(graph)
+    decided: dict[int, Outcome] = {}
+    swaps: dict[int, tuple[Site, swap.Operator]] = {}
+    with _Planners(options, inductor) as planners:
+        for site in _hottest_first(found):
+            if not options.allows(site.family):
+                decided[id(site)] = _keep(site, "switched off by the option 'families'")
+                continue
+            decided[id(site)], op = planners.decide(site)
+            if op is not None:
+                swaps[id(site)] = (site, op)
+        evaluations = planners.evaluations
+    chosen = [swaps[id(s)] for s in found if id(s) in swaps]
+    swap.apply(graph, chosen)
+    outcomes = (*(decided[id(s)] for s in found), *kept)
+    operators = tuple(dict.fromkeys(op.name for _, op in chosen))
+    dynamic = any(s.dynamic for s in found)
+    return GraphReport(number, outcomes, None, evaluations, time.monotonic() - started, dynamic, operators)
 
 
-def _check_names(options: Options) -> None:
+def check_names(options: Options) -> None:
+    """Checks the options that name something.
+
+    Raises:
+        UnknownOption: no such family or optimizer; the message names the nearest.
+    """
+    if options.optimizer not in ("library", "none"):
+        from .optimize import OPTIMIZERS
+
+        if options.optimizer not in OPTIMIZERS:
+            raise UnknownOption(f"there is no optimizer {options.optimizer!r}.{nearest(options.optimizer, [*OPTIMIZERS, 'none'])}")
     for name in options.families or ():
         if name not in families():
             raise UnknownOption(f"option 'families' names {name!r}, which is no family.{nearest(str(name), families())}")
-
-
-def _value(site: Site) -> torch.Tensor:
-    return value_of(site.inputs[0])
-
-
-def _device(sites: Sequence[Site]) -> str | None:
-    value = _value(sites[0])
-    return str(value.device) if value.device.type in ("cpu", "cuda") else None
 
 
 def _hottest_first(sites: Sequence[Site]) -> list[Site]:
@@ -101,21 +94,45 @@ def _keep(site: Site, reason: str, **more: Any) -> Kept:
     return Kept(site.family, site.module, site.rows, reason, **more)
 
 
-class _Planner:
-    """Decides site by site, each distinct problem once; owns the evaluator if one is needed."""
+class _Planners:
+    """One planner a device, since a model may lie on several; one budget for all."""
 
-    def __init__(self, options: Options, device: str, inductor: Mapping[str, Any]) -> None:
-        self.options, self.device, self.inductor = options, device, inductor
-        self.cache = cache_for(options)
-        self.here = devices.validity(device)
+    def __init__(self, options: Options, inductor: Mapping[str, Any]) -> None:
+        self.options, self.inductor = options, inductor
         self.deadline = time.monotonic() + (options.budget_s if options.optimizer != "none" else 0.0)
-        self.decided: dict[Any, tuple[Outcome, swap.Operator | None]] = {}
-        self._evaluator: Any = None
+        self._planners: dict[str, _Planner] = {}
 
-    def __enter__(self) -> _Planner:
+    def __enter__(self) -> _Planners:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for planner in self._planners.values():
+            planner.close()
+
+    @property
+    def evaluations(self) -> int:
+        return sum(planner.evaluations for planner in self._planners.values())
+
+    def decide(self, site: Site) -> tuple[Outcome, swap.Operator | None]:
+        device = value_of(site.inputs[0]).device
+        if device.type not in ("cpu", "cuda"):
+            return _keep(site, f"jasperk has no kernels for tensors on {device.type!r}"), None
+        if str(device) not in self._planners:
+            self._planners[str(device)] = _Planner(self.options, str(device), self.inductor, self.deadline)
+        return self._planners[str(device)].decide(site)
+
+
+class _Planner:
+    """Decides site by site on one device, each distinct problem once; owns the evaluator if one is needed."""
+
+    def __init__(self, options: Options, device: str, inductor: Mapping[str, Any], deadline: float) -> None:
+        self.options, self.device, self.inductor, self.deadline = options, device, inductor, deadline
+        self.cache = cache_for(options)
+        self.here = devices.validity(device)
+        self.decided: dict[Any, tuple[Outcome, swap.Operator | None]] = {}
+        self._evaluator: Any = None
+
+    def close(self) -> None:
         if self._evaluator is not None:
             self._evaluator.close()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from . import reference
 from .contract import Family, Kept, Match, Problem, Site, TensorSpec
@@ -83,11 +84,11 @@ def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
         dims: list[int | str] = []
         for name, size in zip(names, value.shape, strict=True):
             if name is None:
-                if not isinstance(size, int):
+                if not is_concrete_int(size):
                     raise _Unfit(f"a size of {role} that must be fixed is symbolic ({size})")
-                dims.append(size)
+                dims.append(int(size))
                 continue
-            dynamic = dynamic or not isinstance(size, int)
+            dynamic = dynamic or not is_concrete_int(size)
             hint = _hint(size)
             if sizes.setdefault(name, hint) != hint:
                 raise _Unfit(f"{role} and the other inputs disagree about a size ({sizes[name]} and {hint})")

@@ -1,0 +1,5 @@
+"""`python -m jasperk_inductor.cli`."""
+
+from . import main
+
+main()
