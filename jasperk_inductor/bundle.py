@@ -44,26 +44,28 @@ def pack(cache: Cache, path: Path | str, only: set[str] | None = None) -> int:
         CacheUnavailable: the file cannot be written.
     """
     path = Path(path)
+    sources: dict[str, Path] = {}
     count = 0
+    for source in sorted((cache.root / "entries").glob("*.json")):
+        entry = cache.read(source, Entry)
+        if entry is None or (only is not None and entry.problem.family not in only):
+            continue
+        blobs = {sha: cache.root / "blobs" / sha[:2] / sha for _, sha in entry.artifact}
+        if not all(sha_of(b) == sha for sha, b in blobs.items()):
+            cache.quarantine(source, "one of its files is damaged")
+            continue
+        sources |= {f"blobs/{sha[:2]}/{sha}": blob for sha, blob in blobs.items()}
+        sources[f"entries/{source.name}"] = source
+        count += 1
     try:
+        files = {name: source.read_bytes() for name, source in sources.items()}
+        head = {"format": FORMAT, "made": time.strftime("%Y-%m-%d"), "files": {n: _sha(d) for n, d in files.items()}}
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
             with tarfile.open(fileobj=file, mode="w:gz") as tar:
-                _add(tar, "bundle.json", json.dumps({"format": FORMAT, "made": time.strftime("%Y-%m-%d")}).encode())
-                done: set[str] = set()
-                for source in sorted((cache.root / "entries").glob("*.json")):
-                    entry = cache.read(source, Entry)
-                    if entry is None or (only is not None and entry.problem.family not in only):
-                        continue
-                    blobs = {sha: cache.root / "blobs" / sha[:2] / sha for _, sha in entry.artifact}
-                    if not all(sha_of(b) == sha for sha, b in blobs.items()):
-                        cache.quarantine(source, "one of its files is damaged")
-                        continue
-                    for sha, blob in blobs.items():
-                        if sha not in done:
-                            _add(tar, f"blobs/{sha[:2]}/{sha}", blob.read_bytes())
-                            done.add(sha)
-                    _add(tar, f"entries/{source.name}", source.read_bytes())
-                    count += 1
+                for name, data in {"bundle.json": json.dumps(head).encode(), **files}.items():
+                    info = tarfile.TarInfo(name)
+                    info.size, info.mode = len(data), 0o644
+                    tar.addfile(info, io.BytesIO(data))
         os.replace(file.name, path)
     except OSError as error:
         raise CacheUnavailable(f"{path} cannot be written ({error.strerror}); name a file in a folder you can write to.") from error
@@ -104,10 +106,8 @@ def unpack(cache: Cache, path: Path | str, here: Validity) -> list[Unpacked]:
     return results
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(data), 0o644
-    tar.addfile(info, io.BytesIO(data))
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _read_bundle(path: Path) -> dict[str, bytes]:
@@ -128,11 +128,14 @@ def _read_bundle(path: Path) -> dict[str, bytes]:
     if "bundle.json" not in files:
         raise BadBundle(f"{path} is no bundle: it has no bundle.json.")
     try:
-        if json.loads(files["bundle.json"])["format"] != FORMAT:
-            raise BadBundle(f"{path} has another format; this version reads format {FORMAT}.")
+        head = json.loads(files.pop("bundle.json"))
+        known, listed = head["format"], dict(head["files"])
     except (ValueError, KeyError, TypeError) as error:
-        raise BadBundle(f"{path}: its bundle.json is damaged.") from error
-    for name, data in files.items():
-        if name.startswith("blobs/") and hashlib.sha256(data).hexdigest() != Path(name).name:
-            raise BadBundle(f"{path}: {name} does not match its hash; nothing was added.")
+        raise BadBundle(f"{path}: its bundle.json is damaged; nothing was added.") from error
+    if known != FORMAT:
+        raise BadBundle(f"{path} has format {known!r}; this version reads format {FORMAT}.")
+    if different := [n for n in {*listed, *files} if n not in files or listed.get(n) != _sha(files[n])]:
+        raise BadBundle(f"{path}: {different[0]} is missing, damaged or not listed; nothing was added.")
+    if misnamed := [n for n, data in files.items() if n.startswith("blobs/") and Path(n).name != _sha(data)]:
+        raise BadBundle(f"{path}: {misnamed[0]} does not match its hash; nothing was added.")
     return files

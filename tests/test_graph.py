@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from helpers import MLP, graphs
 
 from jasperk_inductor.graph import GraphView, module_path
-
-from helpers import MLP, graphs
 
 
 def view(function, *args, **kwargs) -> GraphView:

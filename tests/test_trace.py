@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import MLP, Layer, RMSNorm, counts, graphs, sites
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from jasperk_inductor import reference, trace
-
-from helpers import MLP, Layer, RMSNorm, counts, graphs, sites
 
 LAYER = {"ffn_down": 1, "ffn_gate_up": 1, "residual_rmsnorm": 1, "silu_mul": 1}
 
@@ -57,7 +56,7 @@ def test_a_slice_of_a_wider_tensor_is_pitched() -> None:
 
 
 def test_functions_without_any_module() -> None:
-    def f(a, b, w, g, u, d):  # noqa: ANN001, ANN202
+    def f(a, b, w, g, u, d):
         h = torch.add(a, b)
         n = h.float()
         n = n.mul(torch.rsqrt(torch.mean(torch.square(n), dim=-1, keepdim=True) + 1e-5)).to(h.dtype) * w
@@ -68,14 +67,14 @@ def test_functions_without_any_module() -> None:
     assert "residual_rmsnorm" in counts(f, x(2, 64), x(2, 64), x(64), x(96, 64), x(96, 64), x(64, 96))
 
 
-def _plain(a, b, w, g, u, d):  # noqa: ANN001, ANN202
+def _plain(a, b, w, g, u, d):
     h = torch.add(a, b)
     n = h * torch.rsqrt((h * h).mean((-1,), keepdim=True) + 1e-5) * w
     return h + F.linear(F.silu(F.linear(n, g)) * F.linear(n, u), d)
 
 
 def test_torchs_own_rms_norm() -> None:
-    def f(a, b, w):  # noqa: ANN001, ANN202
+    def f(a, b, w):
         return F.rms_norm(a + b, (64,), w, 1e-6)
 
     ((site,), _) = sites(f, x(2, 64), x(2, 64), x(64))
@@ -121,7 +120,7 @@ def test_an_eps_that_is_a_graph_input_is_guarded() -> None:
 
     found: list[float] = []
 
-    def backend(gm, example_inputs):  # noqa: ANN001, ANN202
+    def backend(gm, example_inputs):
         found.extend(dict(s.problem.params)["eps"] for s in trace.sites(gm.graph)[0])
         return gm.forward
 
