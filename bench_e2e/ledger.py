@@ -36,6 +36,11 @@ STEPS_A_SAMPLE = 8  # on a GPU
 CHECK_STEPS = 16  # decode steps whose tokens and logits are compared
 
 
+def _plain(argument: str) -> str:
+    """A folder by its name: where it lies on the measuring machine says nothing."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
+
+
 @dataclass(frozen=True)
 class Run:
     """What to measure."""
@@ -55,7 +60,7 @@ class Run:
     cache_dir: Path = Path()
     budget_s: float = 0.0
     families: tuple[str, ...] = ()  # in ledger order; () is all of the card
-    command: str = field(default_factory=lambda: " ".join(["jasperk", *sys.argv[1:]]))
+    command: str = field(default_factory=lambda: " ".join(["jasperk", *map(_plain, sys.argv[1:])]))
 
 
 @dataclass(frozen=True)

@@ -333,6 +333,7 @@ class Match:
         kinds: role -> "matrix" or "vector" for parameters; others are activations.
         params: constants that kernels need; a node stands for its value.
         constants: nodes folded to a literal (an eps that arrives as a graph input under dynamic=True).
+        recomputed: cheap nodes that the site computes for itself and leaves in the graph for whoever else uses them.
     """
 
     inputs: Mapping[str, fx.Node]
@@ -341,6 +342,7 @@ class Match:
     kinds: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, Scalar | fx.Node] = field(default_factory=dict)
     constants: tuple[fx.Node, ...] = ()
+    recomputed: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True)

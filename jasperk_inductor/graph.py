@@ -88,6 +88,10 @@ def canonical(node: fx.Node) -> str:
     return ""
 
 
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool | torch.Size)
+
+
 def storages(value: Any) -> set[int]:
     """Identities of the storages behind a value (tensor, or nest of them)."""
     if isinstance(value, torch.Tensor):
@@ -184,7 +188,8 @@ class GraphView:
         return args[0], args[1] if len(node.args) > 1 else node.kwargs.get("other")
 
     def reach(self, start: Iterable[fx.Node], stop: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], list[fx.Node]]:
-        """Everything downstream of `start`, not going beyond nodes where `stop` holds: (nodes between, nodes stopped at)."""
+        """Everything that is computed from the tensors of `start`, not going beyond nodes where `stop` holds: (nodes between, nodes
+        stopped at). What depends on a tensor's sizes only is not computed from it."""
         seen: set[fx.Node] = set()
         ends: dict[fx.Node, None] = {}
         todo = list(start)
@@ -192,7 +197,7 @@ class GraphView:
             for user in todo.pop().users:
                 if stop(user):
                     ends[user] = None
-                elif user not in seen:
+                elif user not in seen and not _is_size(value_of(user)):
                     seen.add(user)
                     todo.append(user)
         return seen, sorted(ends, key=self.position.__getitem__)
@@ -210,10 +215,13 @@ class GraphView:
             todo.extend(node.all_input_nodes)
         return sorted(seen, key=self.position.__getitem__)
 
-    def place(self, nodes: list[fx.Node], inputs: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> fx.Node | str:
-        """The node before which one call may replace `nodes`; or, instead, why there is no such place."""
+    def place(
+        self, nodes: list[fx.Node], inputs: Iterable[fx.Node], outputs: Iterable[fx.Node], recomputed: Iterable[fx.Node] = ()
+    ) -> fx.Node | str:
+        """The node before which one call may replace `nodes`; or, instead, why there is no such place. Nodes that are `recomputed`
+        stay in the graph for their other users."""
         inside, position = set(nodes), self.position
-        leaks = [n for n in nodes if n not in set(outputs) and any(u not in inside for u in n.users)]
+        leaks = [n for n in nodes if n not in {*outputs, *recomputed} and any(u not in inside for u in n.users)]
         if leaks:
             return f"an intermediate value ({leaks[0].name}) is also used elsewhere"
         ready = max((position[i] for i in inputs), default=-1) + 1

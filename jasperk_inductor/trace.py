@@ -39,25 +39,23 @@ def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None) -> tuple[li
             module = _module(match)
             try:
                 site = _site(view, family, match, module)
-                if claimed & set(site.nodes):
+                own = set(site.nodes) - set(match.recomputed)
+                if claimed & own:
                     raise _Unfit("it overlaps a site of another family")
             except (_Unfit, reference.NotWritable) as unfit:
                 kept.append(Kept(family.name, module, 0, str(unfit)))
                 continue
-            claimed |= set(site.nodes)
+            claimed |= own
             found.append(site)
     found.sort(key=lambda s: view.position[s.before])
     return found, kept
 
 
 def _module(match: Match) -> str:
-    """The module a match belongs to: its outputs' own, or what siblings have in common."""
+    """The module a match belongs to: its last output's own, or what siblings have in common."""
     paths = [module_path(node).split(".") for node in match.outputs.values()]
-    last = paths[-1]
-    if all(last[: len(p)] == p for p in paths):
-        return ".".join(last)
-    common = [names[0] for names in zip(*paths, strict=False) if len(set(names)) == 1]
-    return ".".join(common)
+    siblings = len({tuple(p[:-1]) for p in paths}) == 1 and len({p[-1] for p in paths}) > 1
+    return ".".join(paths[-1][:-1] if siblings else paths[-1])
 
 
 def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
@@ -65,7 +63,7 @@ def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
     inside = view.between([*inputs.values(), *match.constants], match.outputs.values())
     if isinstance(inside, fx.Node):
         raise _Unfit(f"it also depends on {inside.name}")
-    before = view.place(inside, [*inputs.values()], list(match.outputs.values()))
+    before = view.place(inside, [*inputs.values()], list(match.outputs.values()), match.recomputed)
     if isinstance(before, str):
         raise _Unfit(before)
     if any(value_of(o).requires_grad for o in match.outputs.values()):

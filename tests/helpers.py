@@ -16,6 +16,8 @@ FAMILIES = (
     "attn_output", "attn_qkv", "ffn_down", "ffn_gate_up", "gated_rmsnorm", "gdn_input", "qk_norm_rope", "residual_rmsnorm", "silu_mul",
 )  # fmt: skip
 
+PROBLEMS = (*FAMILIES, "residual_rmsnorm/normed")
+
 
 class RMSNorm(nn.Module):
     """Zero-centred, in fp32, as Qwen3.5 has it."""
@@ -81,8 +83,13 @@ def counts(function: Callable[..., Any], *args: Any, dynamic: bool | None = None
 
 
 def card_problems(batch: int = 2, dtype: str = "float32", phase: str = "decode", **changes: Any) -> dict[str, Any]:
-    """One site per family of the tiny Qwen3.8."""
-    return {s.family: s for s in api.distinct(api.Workload("qwen3_8", "tiny", batch=batch, dtype=dtype, phase=phase, **changes).sites())}
+    """A site for each distinct problem of the tiny Qwen3.8, by family; a family's further ones as "family/outputs"."""
+    found: dict[str, Any] = {}
+    for site in api.distinct(api.Workload("qwen3_8", "tiny", batch=batch, dtype=dtype, phase=phase, **changes).sites()):
+        further = f"{site.family}/{'+'.join(t.role for t in site.problem.outputs)}"
+        found[further if site.family in found else site.family] = site
+    assert set(found) == set(PROBLEMS)
+    return found
 
 
 def scale_problem(width: int = 64, tolerance: Tolerance | None = None, **kinds: str) -> Problem:

@@ -184,7 +184,9 @@ def test_the_prelude_depends_on_roles_and_types_only(width: int, rank: int, bias
     roles = ["x", "weight0", *(["bias0"] if bias else [])]
     spec = scale_problem().spec
     one, two = (
-        type(spec)("f", tuple(TensorSpec(r, ("r0",) * (rank - 1) + (n,), "bfloat16") for r in roles), (TensorSpec("out0", (n,), "bfloat16"),))
+        type(spec)(
+            "f", tuple(TensorSpec(r, ("r0",) * (rank - 1) + (n,), "bfloat16") for r in roles), (TensorSpec("out0", (n,), "bfloat16"),)
+        )
         for n in (width, width + 1)
     )
     assert abi.prelude(one, [], cuda=False) == abi.prelude(two, [], cuda=False)

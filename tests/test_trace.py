@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,7 +31,9 @@ def test_another_eps_and_fp32_norm_weights() -> None:
     layer = Layer().to(torch.bfloat16)
     layer.norm = RMSNorm(64, eps=3e-5)
     assert counts(layer, x(2, 3, 64, dtype=torch.bfloat16), x(2, 3, 64, dtype=torch.bfloat16)) == LAYER
-    (norm,) = [s for s in sites(layer, x(1, 1, 64, dtype=torch.bfloat16), x(1, 1, 64, dtype=torch.bfloat16))[0] if s.family == "residual_rmsnorm"]
+    (norm,) = [
+        s for s in sites(layer, x(1, 1, 64, dtype=torch.bfloat16), x(1, 1, 64, dtype=torch.bfloat16))[0] if s.family == "residual_rmsnorm"
+    ]
     assert dict(norm.problem.params) == {"eps": 3e-5, "offset": 1.0}
     assert [t.dtype for t in norm.problem.inputs] == ["bfloat16", "bfloat16", "float32"]
 
@@ -194,3 +198,45 @@ def test_biases_tied_and_three_dimensional_weights() -> None:
     tied = MLP()
     tied.up.weight = tied.gate.weight
     assert "ffn_gate_up" not in counts(tied, x(2, 64))
+
+
+class Stack(torch.nn.Module):
+    """Two layers: four normed sums in a row, the last of which is also an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(RMSNorm(64) for _ in range(4))
+        self.lins = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for norm, lin in zip(self.norms, self.lins, strict=True):
+            h = h + y
+            y = lin(norm(h))
+        return h, y
+
+
+def roles(function: Any, *args: torch.Tensor) -> list[tuple[list[str], list[str]]]:
+    found, _ = sites(function, *args)
+    return [([t.role for t in s.problem.inputs], [t.role for t in s.problem.outputs]) for s in found if s.family == "residual_rmsnorm"]
+
+
+def test_of_two_sums_in_a_row_only_the_second_is_written() -> None:
+    first, second = (["residual", "delta", "weight"], ["normed"]), (["residual", "earlier", "delta", "weight"], ["sum", "normed"])
+    assert roles(Stack(), x(2, 3, 64), x(2, 3, 64)) == [first, second, first, second]
+
+
+def test_a_sum_that_others_use_is_written() -> None:
+    norms = [RMSNorm(64), RMSNorm(64)]
+
+    def used(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = h + y
+        b = a + norms[0](a).tanh()
+        return a, norms[1](b)
+
+    def doubled(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = h + y
+        return norms[0](a), norms[1](a + a)
+
+    plain = (["residual", "delta", "weight"], ["sum", "normed"])
+    assert roles(used, x(2, 64), x(2, 64)) == [plain, plain]
+    assert roles(doubled, x(2, 64), x(2, 64)) == [plain, plain]

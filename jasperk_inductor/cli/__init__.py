@@ -24,7 +24,7 @@ app = typer.Typer(
     "[bold]jasperk trace --model qwen3_8[/bold].",
     epilog="Environment: " + "; ".join(f"{k}: {v}" for k, v in ENVIRONMENT.items()),
 )  # fmt: skip
-for command in (model.trace, lab.optimize, lab.evaluate, model.explain, model.bench, model.demo):
+for command in (model.trace, lab.optimize, lab.evaluate, model.explain, model.bench, model.demo, model.figures):
     app.command()(command)
 app.add_typer(store.app, name="cache")
 

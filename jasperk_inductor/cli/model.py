@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import JasperkError
 from ..settings import default_cache_dir
 from .common import (
     Batches,
@@ -128,7 +129,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure tokens/s as each family is replaced: eager, Inductor, +A, +B, … and the default policy."""
-    bench_run, ledger = _bench_package()
+    bench_run, ledger = _bench_module("run"), _bench_module("ledger")
     place = pick_device(device)
     runs = [
         ledger.Run(
@@ -148,22 +149,36 @@ def bench(
 
 def demo(
     model: Model = "qwen3_8",
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Sequences at a time.")] = 16,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Sequences at a time.")] = 8,
     cache_dir: CacheDir = None,
     out: Annotated[Path, typer.Option(help="Where the ledger goes.")] = Path(".demo"),
 ) -> None:
     """The main job on this machine's CPU, in a few minutes: trace a tiny model, find and verify kernels, swap them in, measure."""
-    bench_run, _ = _bench_package()
-    record = bench_run.demo(model, batch, cache_dir or default_cache_dir(), out, Console(), progress())
+    record = _bench_module("run").demo(model, batch, cache_dir or default_cache_dir(), out, Console(), progress())
     emit(record)
     raise typer.Exit(0 if record["correct"] else 1)
 
 
-def _bench_package() -> tuple[Any, Any]:
-    """bench_e2e's modules, which are importable once `folders` has found them."""
+def figures(
+    readme: Annotated[Path, typer.Argument(help="The file whose tables are computed.")] = Path("README.md"),
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if a figure is not what the samples say.")] = False,
+) -> None:
+    """Recompute the README's tables from the raw samples in bench_e2e/results/."""
+    if not readme.is_file():
+        raise JasperkError(f"there is no file {readme}; run this in the checkout, or name the file.")
+    text = readme.read_text()
+    fresh = _bench_module("figures").rewritten(text)
+    if check and fresh != text:
+        raise JasperkError(f"{readme} shows other figures than its samples give; run `jasperk figures` to mend it.")
+    if not check:
+        readme.write_text(fresh)
+
+
+def _bench_module(name: str) -> Any:
+    """A module of bench_e2e, which is importable once `folders` has found it."""
     import importlib
 
     from ..folders import package
 
     package("jasperk_bench")
-    return importlib.import_module("jasperk_bench.run"), importlib.import_module("jasperk_bench.ledger")
+    return importlib.import_module(f"jasperk_bench.{name}")

@@ -43,8 +43,14 @@ def structure(spec: Spec, sizes: Sizes, outputs: Sequence[dict], names: Sequence
     return None
 
 
-def compare(output: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance) -> Compared | tuple[Status, str]:
-    """Compares in chunks, in float64; a value that is not finite must be so in the reference too."""
+def compare(
+    output: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, exact: torch.Tensor | None = None
+) -> Compared | tuple[Status, str]:
+    """Compares in chunks, in float64; a value that is not finite must be so in the reference too.
+
+    An element is right if it is near the reference's or near the exact one: where the reference rounds in the middle and its terms
+    then cancel, a kernel that does not may be far from it and nearer to the truth.
+    """
     right, l1, n1, l2, n2, largest, worst = 0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)
     flat, wanted = output.reshape(-1), reference.reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
@@ -56,7 +62,11 @@ def compare(output: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance)
         if not a.numel():
             continue
         error = (a - b).abs()
-        right += int((error <= tolerance.atol + tolerance.rtol * b.abs()).sum())
+        near = error <= tolerance.atol + tolerance.rtol * b.abs()
+        if exact is not None:
+            e = exact.reshape(-1)[start : start + _CHUNK].double()[finite]
+            near |= (a - e).abs() <= tolerance.atol + tolerance.rtol * e.abs()
+        right += int(near.sum())
         l1, n1 = l1 + float(error.sum()), n1 + float(b.abs().sum())
         l2, n2 = l2 + float((error * error).sum()), n2 + float((b * b).sum())
         at = int(error.argmax())
@@ -90,7 +100,7 @@ def judge_outputs(
     fp64 = eager64 = inductor64 = None
     problems: list[tuple[Status, str]] = []
     for i, wanted in enumerate(spec.outputs):
-        compared = compare(outputs[i], eager[i], tolerance)
+        compared = compare(outputs[i], eager[i], tolerance, exact[i] if exact is not None else None)
         if isinstance(compared, tuple):
             return compared[0], f"{wanted.role}: {compared[1]}", Accuracy(0.0, math.inf, math.inf, math.inf)
         share = compared.right / compared.count
@@ -110,7 +120,9 @@ def judge_outputs(
             mine, theirs = far(outputs[i], exact[i]), far(eager[i], exact[i])
             third = far(inductor[i], exact[i]) if inductor is not None else 0.0
             fp64, eager64, inductor64 = max(fp64 or 0.0, mine), max(eager64 or 0.0, theirs), max(inductor64 or 0.0, third)
-            allowed = tolerance.fp64_factor * max(theirs, third) + _ROUNDING.get(outputs[i].dtype, 0.0) / 2
+            # Half a rounding of the output is what many elements show on average; over a few, either side may just be lucky.
+            luck = 1.0 + 4.0 / math.sqrt(max(1, outputs[i].numel()))
+            allowed = luck * (tolerance.fp64_factor * max(theirs, third) + _ROUNDING.get(outputs[i].dtype, 0.0) / 2)
             if not mine <= allowed:
                 problems.append((Status.LESS_ACCURATE, f"{wanted.role}: error {mine:.3g} against float64, allowed {allowed:.3g}"))
     accuracy = Accuracy(within, l1, l2, max_abs, fp64, eager64, inductor64 if inductor is not None else None)

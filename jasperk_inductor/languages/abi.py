@@ -50,6 +50,7 @@ def prelude(spec: Spec, params: Iterable[tuple[str, Scalar]], *, cuda: bool) -> 
     for i, tensor in enumerate(tensors):
         lines.append(f"constexpr int {tensor.role} = {i};  using {tensor.role}_t = {_TYPES.get(tensor.dtype, 'void')};")
         lines.append(f"constexpr int {tensor.role}_rank = {len(tensor.dims)};")
+        lines.append(f"#define JK_HAVE_{tensor.role} 1")
         if match := re.fullmatch(r"([a-z_]+)(\d+)", tensor.role):
             numbered.setdefault(match[1], {})[int(match[2])] = i
     count = max((max(v) + 1 for v in numbered.values()), default=0)

@@ -23,11 +23,9 @@ builds = 0  # compiler runs in this process; tests and `jasperk cache` read it
 
 
 def find_tool(setting: str, *names: str) -> str | None:
-    """The first of an environment variable's tool and these names that is there."""
-    for name in (os.environ.get(setting), *names):
-        if name and (path := shutil.which(name)):
-            return path
-    return None
+    """The tool that an environment variable names (and no other), or the first of these names that is there."""
+    wanted = [os.environ[setting]] if os.environ.get(setting) else names
+    return next((path for name in wanted if (path := shutil.which(name))), None)
 
 
 def fingerprint(text: str, flags: list[str]) -> str:

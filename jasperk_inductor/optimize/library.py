@@ -83,9 +83,13 @@ def _source(family: str, language: str, device: str) -> str | None:
 
 
 def _nothing(problem: Problem, device: str) -> str:
+    """Why there is nothing to try: what is missing to build the kernels that the family ships, or that it ships none."""
     kind = devices.device_type(device)
-    missing = [m for lang in LANGUAGES.values() if kind in lang.devices and (m := lang.missing(kind)) is not None]
-    return missing[0] if missing else f"the library ships no kernel of family {problem.family} for {kind} at these types and sizes"
+    shipped = [lang for lang in LANGUAGES.values() if kind in lang.devices and (kernels_dir() / problem.family / lang.file).exists()]
+    missing = [why for lang in shipped if (why := lang.missing(kind)) is not None]
+    if missing and len(missing) == len(shipped):
+        return "; or ".join(missing)
+    return f"the library ships no kernel of family {problem.family} for {kind} at these types and sizes"
 
 
 # ------------------------------------------------------------------------------------------------------------ tuned entries
@@ -93,7 +97,8 @@ def _nothing(problem: Problem, device: str) -> str:
 
 def signature(spec: Spec) -> str:
     """Roles, fixed sizes and types in one line: what a tuned entry is for. "*" is a symbolic size."""
-    return " ".join(f"{t.role}[{','.join('*' if isinstance(d, str) else str(d) for d in t.dims)}]:{t.dtype}" for t in spec.inputs)
+    inputs = " ".join(f"{t.role}[{','.join('*' if isinstance(d, str) else str(d) for d in t.dims)}]:{t.dtype}" for t in spec.inputs)
+    return f"{inputs} -> {' '.join(t.role for t in spec.outputs)}"
 
 
 def _tuned_path(family: str, device: str) -> Path:

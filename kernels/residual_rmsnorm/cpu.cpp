@@ -11,17 +11,24 @@ extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double*
   for (int64_t row = 0; row < rows; row++) {
     const auto* r = JK_DATA(residual) + row_offset(meta, jk::residual, jk::residual_rank, row);
     const auto* d = JK_DATA(delta) + row_offset(meta, jk::delta, jk::delta_rank, row);
-    auto* total = JK_DATA(sum) + row * N;
+#if JK_HAVE_earlier
+    const auto* e = JK_DATA(earlier) + row_offset(meta, jk::earlier, jk::earlier_rank, row);
+    auto added = [&](int64_t k, int n) { return simd::add(simd::add(get(r + k, n), get(e + k, n)), get(d + k, n)); };
+#else
+    auto added = [&](int64_t k, int n) { return simd::add(get(r + k, n), get(d + k, n)); };
+#endif
     auto* normed = JK_DATA(normed) + row * N;
     simd::V squares = simd::set(0.0f);
     sweep(N, [&](int64_t k, int n) {
-      const simd::V v = simd::add(get(r + k, n), get(d + k, n));
+      const simd::V v = added(k, n);
       squares = simd::fma(v, v, squares);
-      put(total + k, v, n);
+#if JK_HAVE_sum
+      put(JK_DATA(sum) + row * N + k, v, n);
+#endif
     });
     const simd::V scale = simd::set(1.0f / std::sqrt(simd::sum(squares) / float(N) + eps));
     sweep(N, [&](int64_t k, int n) {
-      const simd::V v = simd::add(get(r + k, n), get(d + k, n));  // again, from cache: cheaper than a second buffer
+      const simd::V v = added(k, n);  // again, from cache: cheaper than a second buffer
       put(normed + k, simd::mul(simd::mul(v, scale), simd::add(get(weight + k, n), offset)), n);
     });
   }

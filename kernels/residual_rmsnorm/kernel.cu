@@ -8,8 +8,8 @@ constexpr int STEP = 16 / sizeof(T);  // elements a thread takes at a time
 
 template <int TIMES>  // that a thread must load to cover a row
 __global__ void __launch_bounds__(THREADS)
-    residual_rmsnorm(const T* residual, int64_t r_stride, const T* delta, int64_t d_stride, const W* weight, T* total, T* normed, int N, float eps,
-                     float offset) {
+    residual_rmsnorm(const T* residual, int64_t r_stride, const T* earlier, int64_t e_stride, const T* delta, int64_t d_stride, const W* weight,
+                     T* total, T* normed, int N, float eps, float offset) {
   let_next_start();
   const int64_t row = blockIdx.x;
   Vector<W, STEP> w[TIMES];
@@ -18,11 +18,17 @@ __global__ void __launch_bounds__(THREADS)
     if (const int k = (j * THREADS + threadIdx.x) * STEP; k < N) w[j].load(weight + k);
   wait_for_inputs();
   Vector<T, STEP> r[TIMES], d[TIMES];
+#if JK_HAVE_earlier
+  Vector<T, STEP> e[TIMES];
+#endif
 #pragma unroll
   for (int j = 0; j < TIMES; j++)
     if (const int k = (j * THREADS + threadIdx.x) * STEP; k < N) {
       r[j].load(residual + row * r_stride + k);
       d[j].load(delta + row * d_stride + k);
+#if JK_HAVE_earlier
+      e[j].load(earlier + row * e_stride + k);
+#endif
     }
   float sum[TIMES][STEP], squares = 0.0f;
 #pragma unroll
@@ -30,11 +36,15 @@ __global__ void __launch_bounds__(THREADS)
     if (const int k = (j * THREADS + threadIdx.x) * STEP; k < N) {
 #pragma unroll
       for (int i = 0; i < STEP; i++) {
+#if JK_HAVE_earlier
+        sum[j][i] = r[j].get(i) + e[j].get(i) + d[j].get(i);
+#else
         sum[j][i] = r[j].get(i) + d[j].get(i);
+#endif
         squares = fmaf(sum[j][i], sum[j][i], squares);
         r[j].set(i, sum[j][i]);
       }
-      r[j].store(total + row * N + k);
+      if (total) r[j].store(total + row * N + k);
     }
   __shared__ float part[THREADS / 32];
   squares = warp_sum(squares);
@@ -54,10 +64,22 @@ __global__ void __launch_bounds__(THREADS)
 extern "C" int jasperk_run(void* const* data, const int64_t* meta, const double* params, void* stream) {
   const int64_t N = JK_SIZE(residual, jk::residual_rank - 1), rows = row_count(meta, jk::residual, jk::residual_rank);
   const int64_t r = row_stride(meta, jk::residual, jk::residual_rank), d = row_stride(meta, jk::delta, jk::delta_rank);
-  if (N % STEP || r < 0 || d < 0 || r % STEP || d % STEP) return -1;
+#if JK_HAVE_earlier
+  const T* earlier = JK_DATA(earlier);
+  const int64_t e = row_stride(meta, jk::earlier, jk::earlier_rank);
+#else
+  const T* earlier = nullptr;
+  const int64_t e = 0;
+#endif
+#if JK_HAVE_sum
+  T* total = JK_DATA(sum);
+#else
+  T* total = nullptr;
+#endif
+  if (N % STEP || r < 0 || e < 0 || d < 0 || r % STEP || e % STEP || d % STEP) return -1;
   const int times = int((N + THREADS * STEP - 1) / (THREADS * STEP));
   auto run = [&](auto kernel) {
-    return launch(kernel, rows, THREADS, stream, JK_DATA(residual), r, JK_DATA(delta), d, JK_DATA(weight), JK_DATA(sum), JK_DATA(normed), int(N),
+    return launch(kernel, rows, THREADS, stream, JK_DATA(residual), r, earlier, e, JK_DATA(delta), d, JK_DATA(weight), total, JK_DATA(normed), int(N),
                   float(JK_PARAM_eps), float(JK_PARAM_offset));
   };
   switch (times) {

@@ -50,9 +50,9 @@ def _linear_cpp(spec: Spec, rows: int) -> list[dict[str, Scalar]]:
 
 
 def row_space() -> Space:
-    """One long row at a time: norms over the model's width."""
+    """One long row at a time: norms over the model's width. SUM says whether the sum is an output too."""
     return {
-        "triton": lambda spec, rows: [{"WARPS": w} for w in (8, 4, 16)],
+        "triton": lambda spec, rows: [{"SUM": int(spec.outputs[0].role == "sum"), "WARPS": w} for w in (8, 4, 16)],
         "cuda": lambda spec, rows: [{"THREADS": t, "EARLY": 0} for t in (640, 1024, 512, 320)],
         "cpp": lambda spec, rows: [{"GRAIN": g} for g in (8192, 65536)],
     }
