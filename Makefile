@@ -14,7 +14,7 @@ test: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check jasperk_inductor models bench_e2e tests setup.py
 	$(RUN) -m mypy
-	$(RUN) -m pytest -m "not gpu"
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m "not gpu" -n 2 --dist loadfile
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff format jasperk_inductor models bench_e2e tests setup.py

@@ -350,3 +350,29 @@ def test_a_second_process_hits_torchs_caches_and_still_explains(warm: Path, tmp_
     assert (swapped, evaluations) == (4, 0)
     assert said[1][:2] == said[0][:2], "the same sites, on a warm start too"
     assert int(said[1][2]) + int(said[1][3]) >= 1, "torch's own caches hit"
+
+
+def test_inputs_with_a_fixed_address_are_the_ones_that_inductor_sees(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and caches: without them Inductor takes no CUDA graph of a model that writes to its cache."""
+    from torch._inductor import compile_fx
+
+    from jasperk_inductor.api import Workload
+
+    seen: list[list[int]] = []
+    original = compile_fx._compile_fx_inner
+
+    def look(gm: Any, example_inputs: Any, **kwargs: Any) -> Any:
+        seen.append(sorted(kwargs["static_input_idxs"]))
+        return original(gm, example_inputs, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", look)
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
+    work = Workload("qwen3_8", "tiny", batch=2)
+    for function in (lambda model: torch.compile(model), lambda model: compiled(model, cache_dir=str(cache_dir), identity=True)):
+        torch._dynamo.reset()
+        session = work.session("cpu")
+        with torch.no_grad():
+            function(session.model)(**work.arguments(session))
+    stock, ours = seen
+    assert len(stock) > 60
+    assert ours == stock
