@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from jasperk_inductor import device as devices
-from jasperk_inductor import explanation, reference, stats, swap
+from jasperk_inductor import explanation, planner, reference, stats, swap
 from jasperk_inductor.backend import jasperk
 from jasperk_inductor.contract import Swapped
 from jasperk_inductor.errors import JasperkError
@@ -318,7 +318,7 @@ class Ledger:
 
     def _kept(self, report: explanation.GraphReport | None) -> dict[str, str]:
         kept = explanation.Explanation((report,)).kept if report else ()
-        return {self.letters.get(o.family, o.family): o.reason for o in kept}
+        return {self.letters.get(o.family, o.family): o.reason for o in kept if o.reason != planner.OFF}
 
     def _predict(self, current: _Compiled, previous: _Compiled, previous_ms: float) -> float | None:
         """Amdahl: what the kernels' own times promise over the previous row, measured alone."""

@@ -13,8 +13,19 @@ from .ledger import Row
 def table(rows: Sequence[Row], title: str) -> Table:
     """One line a row; a void row says why, and its figures are struck out."""
     made = Table(title=title, title_justify="left", header_style="bold")
-    for name in ("", "ms/step", "tokens/s", "over Inductor", "over row before", "predicted", "tokens", "logit error", "memory", "swapped"):
-        made.add_column(name, justify="left" if name in ("", "swapped") else "right")
+    for name in (
+        "",
+        "ms/step",
+        "tokens/s",
+        "over Inductor",
+        "over the row before",
+        "predicted",
+        "tokens",
+        "logit error",
+        "memory",
+        "swapped",
+    ):
+        made.add_column(name, no_wrap=name not in ("", "swapped"), justify="left" if name in ("", "swapped") else "right")
     for row in rows:
         swapped = " ".join(f"{k}{v}" for k, v in row.swapped.items())
         kept = f" kept: {' '.join(row.kept)}" if row.kept else ""

@@ -30,6 +30,8 @@ from .settings import Options
 
 log = logging.getLogger("jasperk")
 
+OFF = "switched off by the option 'families'"
+
 _caches: dict[str, Cache] = {}
 _kernels: dict[str, Kernel] = {}  # loaded kernels by entry: shared by all graphs of this process
 _said: set[str] = set()
@@ -52,7 +54,7 @@ def plan_and_swap(graph: fx.Graph, options: Options, number: int, inductor: Mapp
     with _Planners(options, inductor) as planners:
         for site in _hottest_first(found):
             if not options.allows(site.family):
-                decided[id(site)] = _keep(site, "switched off by the option 'families'")
+                decided[id(site)] = _keep(site, OFF)
                 continue
             decided[id(site)], op = planners.decide(site)
             if op is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import JasperkError
 
 err = Console(stderr=True)
+
+
+def out() -> Console:
+    """Where tables go. A pipe has no width of its own: wide enough for every table."""
+    return Console() if sys.stdout.isatty() else Console(width=150)
+
 
 Model = Annotated[str, typer.Option("--model", "-m", help="A model card (a file of models/), e.g. qwen3_8.")]
 Size = Annotated[str, typer.Option(help="A size of the card: tiny or full.")]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +28,7 @@ from .common import (
     Size,
     emit,
     err,
+    out,
     pick_device,
     pick_dtype,
     progress,
@@ -103,7 +103,7 @@ def optimize(
             row["letter"] or "", row["family"], str(row["rows"]), row["kernel"], row["over_eager"]["text"], row["over_inductor"]["text"],
             f"{row['ms']:.4f}", f"{row['roofline']:.0%}",
         )  # fmt: skip
-    Console().print(table)
+    out().print(table)
 
 
 def _describe(problem: Any, sizes: Any, result: Any, letters: dict[str, str]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def evaluate(
         emit({"candidate": kernel.describe(), "verdict": to_json(verdict)})
     else:
         family = families().get(wanted.family)
-        Console().print(verdict_table(kernel, verdict, wanted, sizes, place, family.flops(wanted, sizes) if family else 0.0))
+        out().print(verdict_table(kernel, verdict, wanted, sizes, place, family.flops(wanted, sizes) if family else 0.0))
     raise typer.Exit(0 if verdict.passed else 1)
 
 
@@ -219,7 +219,7 @@ def _candidate(path: Path, problem: Problem, sizes: Sizes, given: list[str]) -> 
 
 
 def _show_problem(problem: Problem, sizes: Sizes) -> None:
-    console = Console()
+    console = out()
     console.print(f"[bold]{problem.family}[/bold] {problem.hash[:12]}, timed at {dict(sizes)}")
     for tensor in (*problem.inputs, *problem.outputs):
         where = "in " if tensor in problem.inputs else "out"

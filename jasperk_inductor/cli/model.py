@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import JasperkError
@@ -25,6 +24,7 @@ from .common import (
     Size,
     emit,
     err,
+    out,
     pick_device,
     pick_dtype,
     progress,
@@ -71,7 +71,7 @@ def trace(
                 letter, family, str(len(members)), str(m or ""), members[0]["module"], problem or "", members[0].get("reason", status)
             )
     if not as_json:
-        Console().print(table)
+        out().print(table)
 
 
 def explain(
@@ -105,7 +105,7 @@ def explain(
             for row in found.rows():
                 emit({**row, "batch": work.batch, "phase": phase})
         else:
-            Console().print(found)
+            out().print(found)
 
 
 def bench(
@@ -125,7 +125,7 @@ def bench(
     ] = None,
     cache: Annotated[list[Path] | None, typer.Option("--cache", help="Kernel cache; repeated, each draws a curve.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds a row may spend on kernels that the cache lacks.")] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="Where ledger.json, ledger.png and ledger.svg go.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Where ledger.json, ledger.png and ledger.svg go.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure tokens/s as each family is replaced: eager, Inductor, +A, +B, … and the default policy."""
@@ -140,7 +140,7 @@ def bench(
         for b in batch
         for directory in cache or [default_cache_dir()]
     ]  # fmt: skip
-    curves = bench_run.bench(runs, out, err if as_json else Console(), progress())
+    curves = bench_run.bench(runs, folder, err if as_json else out(), progress())
     if as_json:
         for measured in curves.values():
             for row in measured:
@@ -151,10 +151,10 @@ def demo(
     model: Model = "qwen3_8",
     batch: Annotated[int, typer.Option("--batch", "-b", help="Sequences at a time.")] = 8,
     cache_dir: CacheDir = None,
-    out: Annotated[Path, typer.Option(help="Where the ledger goes.")] = Path(".demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Where the ledger goes.")] = Path(".demo"),
 ) -> None:
     """The main job on this machine's CPU, in a few minutes: trace a tiny model, find and verify kernels, swap them in, measure."""
-    record = _bench_module("run").demo(model, batch, cache_dir or default_cache_dir(), out, Console(), progress())
+    record = _bench_module("run").demo(model, batch, cache_dir or default_cache_dir(), folder, out(), progress())
     emit(record)
     raise typer.Exit(0 if record["correct"] else 1)
 

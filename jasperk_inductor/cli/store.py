@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ..settings import default_cache_dir
-from .common import CacheDir, Device, Json, emit, err, pick_device
+from .common import CacheDir, Device, Json, emit, err, out, pick_device
 
 app = typer.Typer(no_args_is_help=True, help="List, pack and unpack verified kernels.")
 
@@ -44,7 +43,7 @@ def cache_list(cache_dir: CacheDir = None, device: Device = "auto", as_json: Jso
             "yes" if reason is None else f"no: {reason}",
         )  # fmt: skip
     if not as_json:
-        Console().print(table)
+        out().print(table)
 
 
 @app.command("pack")
