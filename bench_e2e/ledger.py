@@ -28,7 +28,7 @@ from jasperk_inductor import explanation, planner, reference, stats, swap
 from jasperk_inductor.backend import jasperk
 from jasperk_inductor.contract import Swapped
 from jasperk_inductor.errors import JasperkError
-from jasperk_inductor.models import Session, card
+from jasperk_inductor.models import Session, card, letters
 
 LOGIT_FACTOR = 1.05  # a row's largest logit error may be this many times Inductor's, plus LOGIT_SLACK
 LOGIT_SLACK = 1e-6
@@ -130,8 +130,8 @@ class Ledger:
 
     def __init__(self, run: Run) -> None:
         self.run, self.card = run, card(run.model)
-        self.letters: dict[str, str] = self.card.LETTERS
-        self.order = list(run.families or self.letters)
+        self.letters = letters(self.card)
+        self.order = list(run.families or self.card.LETTERS)
         self.model = self._model()
         self.config: Any = self.model.config
         self.session = Session(self.model, run.batch, run.context, run.capacity)
@@ -314,7 +314,7 @@ class Ledger:
 
     def _swapped(self, report: explanation.GraphReport | None) -> dict[str, int]:
         counts = explanation.Explanation((report,)).counts() if report else {}
-        return {self.letters[f]: counts.get(f, 0) for f in self.order if counts.get(f)}
+        return {letter: counts[family] for family, letter in self.letters.items() if counts.get(family)}
 
     def _kept(self, report: explanation.GraphReport | None) -> dict[str, str]:
         kept = explanation.Explanation((report,)).kept if report else ()

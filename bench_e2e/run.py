@@ -16,6 +16,7 @@ from jasperk_inductor.api import Workload, distinct
 from jasperk_inductor.cache import Cache
 from jasperk_inductor.contract import Entry, Problem, Sizes
 from jasperk_inductor.evaluate import Evaluator
+from jasperk_inductor.models import letters
 from jasperk_inductor.optimize import NotFound, improve
 
 from . import show
@@ -77,12 +78,12 @@ def demo(model: str, batch: int, cache_dir: Path, out: Path, console: Console, p
     started = time.monotonic()
     run = Run(model, "tiny", None, batch, context=16, capacity=96, steps=60, cache_dir=cache_dir, command="jasperk demo")
     work = Workload(model, "tiny", batch=batch, context=run.context)
-    letters: dict[str, str] = work.card.LETTERS
+    known = letters(work.card)
     found = work.sites()
     jobs = [(s.problem, s.sizes) for s in distinct(found)]
     console.print(f"{work.card.TITLE}, tiny: {sum(len(t.sites) for t in found)} sites, {len(jobs)} distinct problems")
     results, evaluations = optimise(jobs, Cache(cache_dir), "cpu", 60.0, progress)
-    speedups = _speedups(results, letters)
+    speedups = _speedups(results, known)
     for letter, row in sorted(speedups.items()):
         console.print(f"  {letter}  {row['family']:<18} {row['text']}", highlight=False)
     rows = next(iter(bench([run], out, console, progress).values()))
@@ -99,10 +100,10 @@ def demo(model: str, batch: int, cache_dir: Path, out: Path, console: Console, p
     }  # fmt: skip
 
 
-def _speedups(results: Sequence[tuple[Problem, Sizes, Entry | NotFound]], letters: dict[str, str]) -> dict[str, dict[str, Any]]:
+def _speedups(results: Sequence[tuple[Problem, Sizes, Entry | NotFound]], known: dict[str, str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for problem, _, result in results:
-        letter = letters.get(problem.family, problem.family)
+        letter = known.get(problem.family, problem.family)
         if not isinstance(result, Entry) or result.verdict.latency is None:
             found[letter] = {"family": problem.family, "text": f"no kernel: {getattr(result, 'reason', '')}"}
             continue

@@ -25,15 +25,20 @@ class Traced:
     kept: tuple[Kept, ...]
 
 
-def sites(model: Callable[..., Any], *args: Any, dynamic: bool | None = None, **kwargs: Any) -> list[Traced]:
+def sites(
+    model: Callable[..., Any], *args: Any, dynamic: bool | None = None, target_device: str | None = None, **kwargs: Any
+) -> list[Traced]:
     """Traces one call of a model and lists the sites of each of its graphs. Nothing is optimised and nothing swapped.
 
     The call itself runs, eagerly, on copies of the arguments: caches and other inputs stay as they are.
+
+    Args:
+        target_device: the kind of device it is meant to run on ("cuda"), where the model lies on another ("meta").
     """
     found: list[Traced] = []
 
     def look(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        here, kept = trace.sites(gm.graph)
+        here, kept = trace.sites(gm.graph, target=target_device)
         found.append(Traced(tuple(here), tuple(kept)))
         return gm.forward
 
@@ -122,15 +127,16 @@ class Workload:
         """Keyword arguments of the call."""
         return session.arguments(session.prompt if self.phase == "prefill" else session.prompt[:, :1])
 
-    def sites(self, device: str = "meta") -> list[Traced]:
-        """The sites of its graphs. On the meta device this needs no memory, also at full size.
+    def sites(self, device: str = "meta", target_device: str | None = None) -> list[Traced]:
+        """The sites of its graphs, as they would be on a device of kind `target_device`. On the meta device this needs no memory, also at
+        full size.
 
         Raises:
             UnknownName: no such card or size.
         """
         session = self.session(device)
         with torch.no_grad():
-            return sites(session.model, dynamic=self.dynamic, **self.arguments(session))
+            return sites(session.model, dynamic=self.dynamic, target_device=target_device, **self.arguments(session))
 
 
 def distinct(found: Sequence[Traced]) -> list[Site]:

@@ -356,7 +356,8 @@ class Family:
         flops: floating-point operations of a Problem at given sizes.
         space: language -> launch parameters to try, best guess first; a function of (Spec, rows).
         draw: (spec of one input, sizes, generator, style) -> tensor, for inputs that plain random values do not fit; None
-            for the default.
+            for the default, also for a single input.
+        devices: kinds of device on which it is looked for.
     """
 
     name: str
@@ -365,7 +366,8 @@ class Family:
     flops: Callable[[Problem, Sizes], float]
     space: Mapping[str, Callable[[Spec, int], list[dict[str, Scalar]]]]
     tolerance: Tolerance = Tolerance()
-    draw: Callable[[TensorSpec, Sizes, torch.Generator, str], torch.Tensor] | None = None
+    draw: Callable[[TensorSpec, Sizes, torch.Generator, str], torch.Tensor | None] | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda", "meta")
 
 
 @dataclass(frozen=True, eq=False)

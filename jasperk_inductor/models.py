@@ -1,6 +1,7 @@
 """Finds the model cards: every file of `models/`. And what is the same for all of them: one prefill, one decode step.
 
-A card gives a name, letters for its families, HF configurations by size, `expected_sites` and `build`. To add a model, add its
+A card gives a name, letters for its families (`LETTERS`: those with a row in the ledger; `BEYOND`: others), HF configurations by
+size, `expected_sites` and `build`. To add a model, add its
 card.
 """
 
@@ -46,18 +47,24 @@ def card(name: str) -> Any:
         raise UnknownName(f"no model card {name!r}.{nearest(name, cards())}") from None
 
 
+def letters(chosen: Any) -> dict[str, str]:
+    """Family -> letter: the published families of a card, and those beyond them."""
+    return {**chosen.LETTERS, **getattr(chosen, "BEYOND", {})}
+
+
 def by_letter(chosen: Any, names: list[str]) -> list[str]:
     """Family names for a list of names or letters of a card.
 
     Raises:
         UnknownName: a name that is neither.
     """
-    letters = {letter: family for family, letter in chosen.LETTERS.items()}
+    known = letters(chosen)
+    families = {letter: family for family, letter in known.items()}
     found = []
     for name in names:
-        family = letters.get(name.upper(), name)
-        if family not in chosen.LETTERS:
-            raise UnknownName(f"{chosen.TITLE} has no family {name!r}.{nearest(name, [*letters, *chosen.LETTERS])}")
+        family = families.get(name.upper(), name)
+        if family not in known:
+            raise UnknownName(f"{chosen.TITLE} has no family {name!r}.{nearest(name, [*families, *known])}")
         found.append(family)
     return found
 

@@ -23,12 +23,13 @@ class _Unfit(Exception):
     """Why a match is no site; the message becomes the reason of a Kept."""
 
 
-def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None) -> tuple[list[Site], list[Kept]]:
+def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None, target: str | None = None) -> tuple[list[Site], list[Kept]]:
     """All sites of a Dynamo graph, and the matches that cannot be sites.
 
     Args:
         graph: as Dynamo hands it to a backend; its nodes carry `example_value`.
         only: the families to look for; default all.
+        target: the kind of device it is meant to run on, where the graph was traced on another ("meta"); default its own.
     """
     view = GraphView(graph)
     found: list[Site] = []
@@ -36,6 +37,8 @@ def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None) -> tuple[li
     claimed: set[fx.Node] = set()
     for family in (only if only is not None else families()).values():
         for match in family.find(view):
+            if (target or value_of(next(iter(match.inputs.values()))).device.type) not in family.devices:
+                continue
             module = _module(match)
             try:
                 site = _site(view, family, match, module)

@@ -28,6 +28,9 @@ LETTERS = {
     "qk_norm_rope": "I",
 }
 
+# Families beyond the published nine: part of the default policy, without a row of their own.
+BEYOND = {"attn_decode": "K"}
+
 SIZES: dict[str, dict[str, Any]] = {
     "full": dict(
         hidden_size=5120, intermediate_size=17408, num_hidden_layers=64, num_attention_heads=24, num_key_value_heads=4,

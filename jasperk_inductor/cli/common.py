@@ -28,6 +28,7 @@ Layers = Annotated[int | None, typer.Option(help="Fewer layers than the size has
 Phase = Annotated[str, typer.Option(help="decode (one token a sequence) or prefill (the whole context).")]
 Batches = Annotated[list[int], typer.Option("--batch", "-b", help="Sequences at a time; may be repeated.")]
 Context = Annotated[int, typer.Option(help="Tokens of the prompt.")]
+Capacity = Annotated[int | None, typer.Option(help="Tokens that the static cache can hold [default: the context and 64].")]
 Dtype = Annotated[str | None, typer.Option(help="Type of the weights [default: bfloat16 on a GPU, float32 on a CPU].")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Families = Annotated[list[str] | None, typer.Option("--family", "-f", help="Only these families, by letter or name; may be repeated.")]
@@ -70,9 +71,13 @@ def pick_dtype(dtype: str | None, device: str) -> str:
     return chosen
 
 
-def workloads(model: str, size: str, layers: int | None, phase: str, batches: Iterable[int], context: int, dtype: str) -> list[Any]:
+def workloads(
+    model: str, size: str, layers: int | None, phase: str, batches: Iterable[int], context: int, capacity: int | None, dtype: str
+) -> list[Any]:
     from ..api import Workload
 
     if phase not in ("prefill", "decode"):
         raise JasperkError(f"--phase is prefill or decode, not {phase!r}.")
-    return [Workload(model, size, layers, phase, batch, context, dtype=dtype) for batch in batches]
+    if capacity is not None and capacity <= context:
+        raise JasperkError(f"--capacity {capacity} must be larger than --context {context}: the cache holds the prompt too.")
+    return [Workload(model, size, layers, phase, batch, context, capacity or 0, dtype) for batch in batches]

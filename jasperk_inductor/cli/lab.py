@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from ..settings import default_cache_dir
 from .common import (
     Batches,
     CacheDir,
+    Capacity,
     Context,
     Device,
     Dtype,
@@ -43,6 +45,7 @@ def optimize(
     phase: Phase = "decode",
     batch: Batches = [1],  # noqa: B006
     context: Context = 128,
+    capacity: Capacity = None,
     dtype: Dtype = None,
     device: Device = "auto",
     family: Families = None,
@@ -58,7 +61,7 @@ def optimize(
     from ..api import distinct
     from ..cache import Cache
     from ..evaluate import Evaluator
-    from ..models import by_letter, card
+    from ..models import by_letter, card, letters
     from ..optimize import improve, library
     from ..optimize import optimizer as known_optimizer
 
@@ -67,11 +70,14 @@ def optimize(
     cache = Cache(cache_dir or default_cache_dir())
     if wanted:
         jobs: list[tuple[Problem, Sizes]] = [(w.problem, dict(w.sizes)) for w in cache.wanted() if place.startswith(w.device)]
-        letters: dict[str, str] = {}
+        known: dict[str, str] = {}
     else:
-        letters = card(model).LETTERS
-        only = by_letter(card(model), family) if family else list(letters)
-        found = [w.sites() for w in workloads(model, size, layers, phase, batch, context, pick_dtype(dtype, place))]
+        known = letters(card(model))
+        only = by_letter(card(model), family) if family else list(known)
+        found = [
+            w.sites(target_device=place.split(":")[0])
+            for w in workloads(model, size, layers, phase, batch, context, capacity, pick_dtype(dtype, place))
+        ]
         jobs = [(s.problem, s.sizes) for s in distinct([t for traced in found for t in traced]) if s.family in only]
     if not jobs:
         err.print("nothing to do: no problem is wanted" if wanted else "nothing to do: no site of these families in the graph")
@@ -84,7 +90,7 @@ def optimize(
             kept.append((problem, sizes, result))
             bar.advance(task)
             if as_json:
-                emit(_describe(problem, sizes, result, letters))
+                emit(_describe(problem, sizes, result, known))
         evaluations = evaluator.evaluations
     if save_tuned:
         written = library.save_tuned([r for _, _, r in kept if isinstance(r, Entry)], place)
@@ -95,7 +101,7 @@ def optimize(
     for name in ("", "family", "M", "kernel", "over eager", "over Inductor", "ms", "roofline"):
         table.add_column(name)
     for problem, sizes, result in kept:
-        row = _describe(problem, sizes, result, letters)
+        row = _describe(problem, sizes, result, known)
         if row["status"] != "passed":
             table.add_row(row["letter"] or "", row["family"], str(row["rows"]), f"none: {row['reason']}")
             continue
@@ -139,6 +145,7 @@ def evaluate(
     batch: Annotated[int, typer.Option("--batch", "-b", help="Sequences at a time.")] = 1,
     phase: Phase = "decode",
     context: Context = 16,
+    capacity: Capacity = None,
     dtype: Dtype = None,
     device: Device = "auto",
     param: Annotated[list[str] | None, typer.Option("--param", "-p", help="A launch parameter, NAME=VALUE; may be repeated.")] = None,
@@ -151,7 +158,12 @@ def evaluate(
     from ..families import families
 
     place = pick_device(device)
-    wanted, sizes = _problem(problem, size, batch, phase, context, pick_dtype(dtype, place))
+    wanted, sizes = _problem(
+        problem, place,
+        lambda model: workloads(
+            model, size, None if size == "tiny" else 4, phase, [batch], context, capacity, pick_dtype(dtype, place)
+        ),
+    )  # fmt: skip
     if show or candidate is None:
         if as_json:
             emit({"problem": to_json(wanted), "sizes": dict(sizes)})
@@ -171,7 +183,7 @@ def evaluate(
     raise typer.Exit(0 if verdict.passed else 1)
 
 
-def _problem(name: str, size: str, batch: int, phase: str, context: int, dtype: str) -> tuple[Problem, Sizes]:
+def _problem(name: str, place: str, workload: Callable[[str], list[Any]]) -> tuple[Problem, Sizes]:
     """The Problem that a name or a file stands for, and where to time it."""
     from ..api import distinct
     from ..models import by_letter, card
@@ -186,10 +198,10 @@ def _problem(name: str, size: str, batch: int, phase: str, context: int, dtype: 
     if not family:
         raise BadProblem(f"--problem {name!r}: write MODEL:FAMILY, e.g. qwen3_8:ffn_down or qwen3_8:A, or name a .json file.")
     (wanted,) = by_letter(card(model), [family])
-    (work,) = workloads(model, size, None if size == "tiny" else 4, phase, [batch], context, dtype)
-    found = [s for s in distinct(work.sites()) if s.family == wanted]
+    (work,) = workload(model)
+    found = [s for s in distinct(work.sites(target_device=place.split(":")[0])) if s.family == wanted]
     if not found:
-        raise BadProblem(f"the {phase} graph of {model} has no site of {wanted}; `jasperk trace --model {model}` lists what it has.")
+        raise BadProblem(f"the {work.phase} graph of {model} has no site of {wanted}; `jasperk trace --model {model}` lists what it has.")
     return found[0].problem, found[0].sizes
 
 

@@ -14,6 +14,7 @@ from ..settings import default_cache_dir
 from .common import (
     Batches,
     CacheDir,
+    Capacity,
     Context,
     Device,
     Dtype,
@@ -39,28 +40,30 @@ def trace(
     phase: Phase = "decode",
     batch: Batches = [1],  # noqa: B006
     context: Context = 16,
+    capacity: Capacity = None,
     dtype: Dtype = None,
+    device: Annotated[str, typer.Option(help="What it is to run on, cpu or cuda, which need not be here; auto: what is here.")] = "auto",
     dynamic: Annotated[bool, typer.Option(help="Trace with symbolic sizes.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the operator families in a model's graph: every site, and every match that cannot be one. Needs no weights and no GPU."""
-    from ..models import card
+    from ..models import card, letters
 
-    letters = card(model).LETTERS
-    table = Table(title=f"{card(model).TITLE} ({size}), {phase}")
+    known = letters(card(model))
+    if (kind := pick_device(device) if device == "auto" else device) not in ("cpu", "cuda"):
+        raise JasperkError(f"--device is auto, cpu or cuda here, not {device!r}.")
+    table = Table(title=f"{card(model).TITLE} ({size}), {phase}, on {kind}")
     for name in ("", "family", "sites", "M", "first module", "reference of", "status"):
         table.add_column(name)
-    for work in workloads(model, size, layers, phase, batch, context, pick_dtype(dtype, "cpu")):
+    for work in workloads(model, size, layers, phase, batch, context, capacity, pick_dtype(dtype, "cpu")):
         groups: dict[Any, list[Any]] = {}
-        for number, traced in enumerate(dataclasses.replace(work, dynamic=dynamic or None).sites(), 1):
+        for number, traced in enumerate(dataclasses.replace(work, dynamic=dynamic or None).sites(target_device=kind), 1):
             rows = [
-                dict(
-                    family=s.family, letter=letters.get(s.family), module=s.module, status="site", rows=s.rows, problem=s.problem.hash[:12]
-                )
+                dict(family=s.family, letter=known.get(s.family), module=s.module, status="site", rows=s.rows, problem=s.problem.hash[:12])
                 for s in traced.sites
             ]
             rows += [
-                dict(family=k.family, letter=letters.get(k.family), module=k.module, status="kept", reason=k.reason) for k in traced.kept
+                dict(family=k.family, letter=known.get(k.family), module=k.module, status="kept", reason=k.reason) for k in traced.kept
             ]
             for row in rows:
                 if as_json:
@@ -81,6 +84,7 @@ def explain(
     phase: Phase = "decode",
     batch: Batches = [1],  # noqa: B006
     context: Context = 16,
+    capacity: Capacity = None,
     dtype: Dtype = None,
     device: Device = "auto",
     beat: Annotated[str, typer.Option(help="What a kernel must beat: inductor or eager.")] = "inductor",
@@ -92,15 +96,15 @@ def explain(
 
     from ..api import explain as explain_model
     from ..explanation import Explanation
-    from ..models import card
+    from ..models import card, letters
 
     place = pick_device(device)
     options = {"beat": beat, "cache_dir": str(cache_dir or default_cache_dir())}
-    for work in workloads(model, size, layers, phase, batch, context, pick_dtype(dtype, place)):
+    for work in workloads(model, size, layers, phase, batch, context, capacity, pick_dtype(dtype, place)):
         session = work.session(place)
         with torch.no_grad():
             found = explain_model(session.model, options=options, **work.arguments(session))
-        found = Explanation(found.graphs, card(model).LETTERS)
+        found = Explanation(found.graphs, letters(card(model)))
         if as_json:
             for row in found.rows():
                 emit({**row, "batch": work.batch, "phase": phase})

@@ -26,7 +26,11 @@ def draw(problem: Problem, sizes: Sizes, style: str, seed: int, device: str) -> 
     generator = torch.Generator(device=device).manual_seed(seed)
     family = families().get(problem.family)
     own = family.draw if family is not None else None
-    return {t.role: (own or _draw)(t, sizes, generator, style) for t in problem.inputs}
+    drawn = {}
+    for spec in problem.inputs:
+        values = own(spec, sizes, generator, style) if own is not None else None
+        drawn[spec.role] = values if values is not None else _draw(spec, sizes, generator, style)
+    return drawn
 
 
 def _draw(spec: TensorSpec, sizes: Sizes, generator: torch.Generator, style: str) -> torch.Tensor:
