@@ -106,8 +106,6 @@ def test_in_a_model_it_reads_the_cache_in_place(tmp_path: Path, monkeypatch: pyt
     from jasperk_inductor.families import families
 
     monkeypatch.setitem(families(), "attn_decode", dataclasses.replace(family("attn_decode"), devices=("cpu",)))
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     session = api.Workload("qwen3_8", "tiny", batch=4, capacity=80).session("cpu")
     options = {"cache_dir": str(tmp_path), "identity": True, "families": ["attn_decode"]}
     fn = torch.compile(session.model, backend=lambda gm, x: backend.jasperk(gm, x, options=options))
@@ -116,7 +114,8 @@ def test_in_a_model_it_reads_the_cache_in_place(tmp_path: Path, monkeypatch: pyt
         session.mark()
         wanted = [session.decode(token).clone() for _ in range(3)]
         session.rewind()
-        got, (code, *_) = run_and_get_code(lambda: [session.decode(token, fn).clone() for _ in range(3)])
+        with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+            got, (code, *_) = run_and_get_code(lambda: [session.decode(token, fn).clone() for _ in range(3)])
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(got, wanted, strict=True))
     assert explanation.Explanation(tuple(explanation.reports())).counts() == {"attn_decode": 1}
     assert "torch.ops.jasperk.attn_decode" in code

@@ -366,12 +366,11 @@ def test_inputs_with_a_fixed_address_are_the_ones_that_inductor_sees(cache_dir: 
         return original(gm, example_inputs, **kwargs)
 
     monkeypatch.setattr(compile_fx, "_compile_fx_inner", look)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     work = Workload("qwen3_8", "tiny", batch=2)
     for function in (lambda model: torch.compile(model), lambda model: compiled(model, cache_dir=str(cache_dir), identity=True)):
         torch._dynamo.reset()
         session = work.session("cpu")
-        with torch.no_grad():
+        with torch.no_grad(), torch._functorch.config.patch(enable_autograd_cache=False):
             function(session.model)(**work.arguments(session))
     stock, ours = seen
     assert len(stock) > 60

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SCALE_CPP
 from typer.testing import CliRunner
 
 import jasperk_inductor
@@ -21,6 +20,7 @@ from jasperk_inductor.cache import Cache
 from jasperk_inductor.cli import app
 from jasperk_inductor.errors import BadBundle, JasperkError, UnknownName
 from jasperk_inductor.families import kernels_dir
+from jasperk_inductor.languages import bundle
 from jasperk_inductor.languages import compile as compiling
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,8 +149,9 @@ def test_evaluate_judges_a_file(tmp_path: Path) -> None:
     (good,) = lines("evaluate", str(kernel), "--problem", str(task))
     assert good["verdict"]["status"] == "passed"
     wrong = tmp_path / "wrong.cpp"
-    wrong.write_text("#include <cmath>\n" + SCALE_CPP.replace("JK_DATA(x)", "JK_DATA(up)").replace("JK_DATA(y)", "JK_DATA(out)")
-                     .replace("(x,", "(up,").replace("(y,", "(out,"))  # fmt: skip
+    text = bundle.read(kernel)
+    assert "simd::silu(get(g + k, n))" in text
+    wrong.write_text(text.replace("simd::silu(get(g + k, n))", "get(g + k, n)"))
     (bad,) = lines("evaluate", str(wrong), "--problem", "qwen3_8:silu_mul", "--batch", "2", code=1)
     assert bad["verdict"]["status"] == "mismatch", bad
     text = call("evaluate", str(wrong), "--problem", str(task), code=1).stdout
