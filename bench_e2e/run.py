@@ -15,6 +15,7 @@ from jasperk_inductor import stats
 from jasperk_inductor.api import Workload, distinct
 from jasperk_inductor.cache import Cache
 from jasperk_inductor.contract import Entry, Problem, Sizes
+from jasperk_inductor.errors import JasperkError
 from jasperk_inductor.evaluate import Evaluator
 from jasperk_inductor.models import letters
 from jasperk_inductor.optimize import NotFound, improve
@@ -23,8 +24,12 @@ from . import show
 from .ledger import Ledger, Row, Run, as_record
 
 
-def bench(runs: Sequence[Run], out: Path | None, console: Console, progress: Progress) -> dict[str, list[Row]]:
-    """Measures several runs (batches, caches), shows each, and writes ledger.json, .png and .svg into `out`."""
+def bench(runs: Sequence[Run], out: Path | None, console: Console, progress: Progress, results: Path | None = None) -> dict[str, list[Row]]:
+    """Measures several runs (batches, caches), shows each, and writes ledger.json, .png and .svg into `out`, after each run.
+
+    Args:
+        results: a list of rows of several commands, to which these are added.
+    """
     curves: dict[str, list[Row]] = {}
     caches = {run.cache_dir for run in runs}
     for run in runs:
@@ -42,6 +47,8 @@ def bench(runs: Sequence[Run], out: Path | None, console: Console, progress: Pro
         title = f"{ledger.card.TITLE} ({run.size}, {ledger.config.num_hidden_layers} layers), decode, {label}, {rows[0].device}"
         console.print(show.table(rows, title))
         del ledger
+        if results is not None:
+            keep(rows, results)
         if out is not None:
             write(curves, out, title)
     return curves
@@ -55,6 +62,28 @@ def write(curves: dict[str, list[Row]], out: Path, title: str) -> None:
     temporary.write_text("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n")
     temporary.replace(out / "ledger.json")
     show.plot(curves, out, title)
+
+
+def keep(rows: Sequence[Row], path: Path) -> None:
+    """Adds rows to a list of results; a row measured before (same model depth, batch, cache and configuration) is replaced.
+
+    Raises:
+        JasperkError: the file is there and is no such list; it is left as it is.
+    """
+    try:
+        old = json.loads(path.read_text()) if path.exists() else []
+        known = {_place(r): r for r in old}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JasperkError(f"{path} is no list of ledger rows ({error}); nothing was written to it.") from error
+    known |= {_place(r): r for r in map(as_record, rows)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("[\n" + ",\n".join(json.dumps(r) for r in known.values()) + "\n]\n")
+    temporary.replace(path)
+
+
+def _place(record: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(record[key] for key in ("layers", "batch", "cache", "config"))
 
 
 def optimise(

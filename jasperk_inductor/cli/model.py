@@ -130,6 +130,7 @@ def bench(
     cache: Annotated[list[Path] | None, typer.Option("--cache", help="Kernel cache; repeated, each draws a curve.")] = None,
     budget: Annotated[float, typer.Option(help="Seconds a row may spend on kernels that the cache lacks.")] = 0.0,
     folder: Annotated[Path | None, typer.Option("--out", help="Where ledger.json, ledger.png and ledger.svg go.")] = None,
+    results: Annotated[Path | None, typer.Option(help="A JSON list of rows of several runs, to which these are added.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure tokens/s as each family is replaced: eager, Inductor, +A, +B, … and the default policy."""
@@ -144,7 +145,7 @@ def bench(
         for b in batch
         for directory in cache or [default_cache_dir()]
     ]  # fmt: skip
-    curves = bench_run.bench(runs, folder, err if as_json else out(), progress())
+    curves = bench_run.bench(runs, folder, err if as_json else out(), progress(), results)
     if as_json:
         for measured in curves.values():
             for row in measured:

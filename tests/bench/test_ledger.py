@@ -164,6 +164,19 @@ def test_two_caches_give_two_curves_in_one_figure(demo: Demo, tmp_path: Path) ->
     assert [r["config"] for r in json.loads((tmp_path / "ledger.json").read_text())] == ["eager", "inductor", "+A"]
 
 
+def test_results_of_several_commands_are_kept_together(demo: Demo, tmp_path: Path) -> None:
+    rows, path = rows_of(demo), tmp_path / "results" / "all.json"
+    bench_run.keep(rows[:3], path)
+    bench_run.keep([dataclasses.replace(rows[2], ms_per_step=1.0), dataclasses.replace(rows[2], batch=1)], path)
+    kept = json.loads(path.read_text())
+    assert [(r["config"], r["batch"]) for r in kept] == [("eager", 8), ("inductor", 8), ("+A", 8), ("+A", 1)]
+    assert kept[2]["ms_per_step"] == 1.0
+    path.write_text("{}")
+    with pytest.raises(JasperkError, match="nothing was written"):
+        bench_run.keep(rows, path)
+    assert path.read_text() == "{}"
+
+
 def test_the_table_says_why_a_row_is_void_or_wrong(demo: Demo) -> None:
     from rich.console import Console
 
