@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
@@ -15,6 +16,10 @@ from jasperk_inductor.contract import Problem, TensorSpec, Tolerance
 FAMILIES = (
     "attn_output", "attn_qkv", "ffn_down", "ffn_gate_up", "gated_rmsnorm", "gdn_input", "qk_norm_rope", "residual_rmsnorm", "silu_mul",
 )  # fmt: skip
+
+# torch 2.11's Inductor, with no help from us, writes past its buffers when it compiles this model for a CPU (2.13 does not; nor does
+# 2.11 with config.cpp.simdlen = 1). The heap breaks some calls later, so nothing after it could be trusted.
+whole_model_on_a_cpu = pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11's Inductor overruns buffers here")
 
 PROBLEMS = (*FAMILIES, "residual_rmsnorm/normed")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import graphs
+from helpers import graphs, whole_model_on_a_cpu
 
 from jasperk_inductor import api, trace
 from jasperk_inductor.contract import Problem, Site
@@ -96,6 +96,7 @@ def test_right_in_the_interpreter_for_full_short_and_broken_masks() -> None:
     assert verdicts == ["passed"] * 32, done.stdout[-2000:] + done.stderr[-3000:]
 
 
+@whole_model_on_a_cpu
 def test_in_a_model_it_reads_the_cache_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an identity swap on a CPU: the same tokens, and nothing of the cache's size is copied for the operator."""
     import dataclasses

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Layer
+from helpers import Layer, whole_model_on_a_cpu
 from torch import nn
 
 import jasperk_inductor
@@ -352,6 +352,7 @@ def test_a_second_process_hits_torchs_caches_and_still_explains(warm: Path, tmp_
     assert int(said[1][2]) + int(said[1][3]) >= 1, "torch's own caches hit"
 
 
+@whole_model_on_a_cpu
 def test_inputs_with_a_fixed_address_are_the_ones_that_inductor_sees(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters and caches: without them Inductor takes no CUDA graph of a model that writes to its cache."""
     from torch._inductor import compile_fx

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import whole_model_on_a_cpu
 from typer.testing import CliRunner
 
 import jasperk_inductor
@@ -96,6 +97,7 @@ def test_explain_and_list_as_the_cache_stands(filled: tuple[Path, list[dict[str,
     assert "of 32 sites swapped" in call("explain", "--batch", "2", "--cache-dir", cache).stdout
 
 
+@whole_model_on_a_cpu
 def test_offline_the_packed_cache_needs_no_compiler(
     filled: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +183,7 @@ def test_errors_say_what_to_do(arguments: list[str], error: type[Exception], sai
         call(*arguments)
 
 
+@whole_model_on_a_cpu
 def test_bench_writes_json_lines_and_files(filled: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     cache = filled[0]
     rows = lines(

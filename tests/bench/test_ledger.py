@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Demo
-from helpers import FAMILIES
+from helpers import FAMILIES, whole_model_on_a_cpu
 from rich.progress import Progress
 
 from jasperk_inductor import api, backend, explanation, planner, stats, swap
@@ -25,6 +25,7 @@ from jasperk_bench import ledger as ledgers  # noqa: E402
 from jasperk_bench import run as bench_run  # noqa: E402
 from jasperk_bench import show  # noqa: E402
 
+pytestmark = whole_model_on_a_cpu
 LADDER = ["eager", "inductor", *(f"+{c}" for c in "ABCDEFGHI"), "jasperk"]
 
 
