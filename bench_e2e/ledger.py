@@ -129,6 +129,12 @@ class Ledger:
     """Measures rows one after the other. Iterate over `rows()`."""
 
     def __init__(self, run: Run) -> None:
+        room = run.capacity - run.context
+        if min(run.batch, run.context, run.steps) < 1 or room <= CHECK_STEPS + 1:
+            raise JasperkError(
+                f"batch {run.batch}, context {run.context} and steps {run.steps} must be at least 1, and the capacity {run.capacity} "
+                f"must leave room for more than {CHECK_STEPS + 1} tokens after the context."
+            )
         self.run, self.card = run, card(run.model)
         self.letters = letters(self.card)
         self.order = list(run.families or self.card.LETTERS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ from torch import fx
 
 from . import trace
 from .contract import Kept, Site, bucket
+from .errors import JasperkError
 from .explanation import Explanation, GraphReport, reports
 from .models import Session, card
 from .settings import Options
@@ -30,7 +33,8 @@ def sites(
 ) -> list[Traced]:
     """Traces one call of a model and lists the sites of each of its graphs. Nothing is optimised and nothing swapped.
 
-    The call itself runs, eagerly, on copies of the arguments: caches and other inputs stay as they are.
+    The call itself runs, eagerly, on copies of the arguments: caches and other inputs stay as they are. What the model keeps in
+    itself (a counter in a buffer) advances.
 
     Args:
         target_device: the kind of device it is meant to run on ("cuda"), where the model lies on another ("meta").
@@ -42,7 +46,7 @@ def sites(
         found.append(Traced(tuple(here), tuple(kept)))
         return gm.forward
 
-    _run(model, look, args, kwargs, dynamic)
+    _run(_original(model), look, args, kwargs, dynamic)
     return found
 
 
@@ -61,8 +65,9 @@ def explain(model: Callable[..., Any] | None = None, *args: Any, options: Mappin
     from .backend import pristine_copy
     from .planner import check_names, plan_and_swap
 
-    chosen = Options.parse({**_options_of(model), **(options or {}), "optimizer": "none"})
+    chosen = Options.parse({**_options_of(model), **(options or {})})
     check_names(chosen)
+    chosen = dataclasses.replace(chosen, optimizer="none")
     found: list[GraphReport] = []
 
     def look(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -70,18 +75,44 @@ def explain(model: Callable[..., Any] | None = None, *args: Any, options: Mappin
         found.append(plan_and_swap(copied.graph, chosen, len(found) + 1, {}))
         return gm.forward
 
-    _run(getattr(model, "_orig_mod", model), look, args, kwargs, None)
+    _run(_original(model), look, args, kwargs, None)
     return Explanation(tuple(found))
 
 
 def _run(model: Callable[..., Any], look: Callable[..., Any], args: Any, kwargs: Any, dynamic: bool | None) -> None:
-    arguments, keywords = copy.deepcopy((args, kwargs))  # together, so that what they share stays shared
-    torch.compile(model, backend=look, dynamic=dynamic)(*arguments, **keywords)
+    if isinstance(model, type) or not callable(model):
+        raise JasperkError(f"give a module or a function, and the arguments of one call of it; {model!r} is neither.")
+    try:
+        arguments, keywords = copy.deepcopy((args, kwargs))  # together, so that what they share stays shared
+    except (RuntimeError, TypeError) as error:
+        raise JasperkError(f"the arguments cannot be copied, which keeps a trace from changing them ({error}).") from error
+
+    def call(fn: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        return fn(*arguments, **keywords)
+
+    # Dynamo keeps what it compiled with the code it compiled. Code of our own each time: many traces of one model neither reach its
+    # recompile limit nor take the place of what its user compiles.
+    fresh = types.FunctionType(call.__code__.replace(), call.__globals__, "call")
+    own = vars(model).get("_compiled_call_impl") if isinstance(model, torch.nn.Module) else None
+    if own is not None:  # model.compile(...) was called: look at the model itself
+        model._compiled_call_impl = None  # type: ignore[attr-defined]
+    try:
+        torch.compile(fresh, backend=look, dynamic=dynamic)(model, arguments, keywords)
+    finally:
+        if own is not None:
+            model._compiled_call_impl = own  # type: ignore[attr-defined]
+
+
+def _original(model: Any) -> Any:
+    """What was given to torch.compile, if this is its result."""
+    return getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
 
 
 def _options_of(model: Any) -> dict[str, Any]:
     """The options that a compiled module was given, as far as torch lets us see them."""
     backend = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
+    for cell in getattr(model, "__closure__", None) or () if hasattr(model, "_torchdynamo_orig_callable") else ():
+        backend = backend or getattr(cell.cell_contents, "callback", None)  # a compiled function holds its context
     while backend is not None and not hasattr(backend, "kwargs"):
         backend = getattr(backend, "_torchdynamo_orig_backend", None)
     kwargs = dict(getattr(backend, "kwargs", {}) or {})

@@ -8,7 +8,6 @@ operators and reporting all happen in this call.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,12 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import explanation
 from .contract import Swapped
 from .errors import SwapFailed, UnknownOption, nearest
+from .graph import mark_shared_memory
 from .planner import check_names, once, plan_and_swap
-from .settings import Options
+from .settings import Options, log_level
 
 log = logging.getLogger("jasperk")
-if (level := os.environ.get("JASPERK_LOG")) and log.level == logging.NOTSET:
-    log.setLevel(level.upper())
+if (level := log_level()) and log.level == logging.NOTSET:
+    log.setLevel(level)
 
 
 def jasperk(
@@ -53,6 +53,7 @@ def jasperk(
     started = time.monotonic()
     try:
         edited = pristine_copy(gm)
+        mark_shared_memory(edited.graph, example_inputs)
         with _disable_current_modes():  # planning runs kernels for real
             report = plan_and_swap(edited.graph, chosen, number, inductor)
         edited.recompile()

@@ -158,7 +158,7 @@ class Cache:
         if not entry.verdict.passed or entry.verdict.latency is None:
             raise ValueError(f"only a passed candidate may enter the cache, not one that is {entry.verdict.status}")
         known = self.get(entry.problem, entry.bucket, entry.validity)
-        if known is not None and _time(known) <= _time(entry):
+        if known is not None and median_ms(known) <= median_ms(entry):
             return known
         files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
         artifact = tuple((name, hashlib.sha256(data).hexdigest()) for name, data in files.items())
@@ -281,10 +281,11 @@ class Cache:
 
 
 def _name(family: str, problem_hash: str, where: Validity, rows: int | str) -> str:
-    return f"{family}-{problem_hash[:20]}-{digest([where.device, where.capability, where.units])[:8]}-m{rows}"
+    return f"{family}-{problem_hash[:20]}-{digest(where.binding())[:8]}-m{rows}"
 
 
-def _time(entry: Entry) -> float:
+def median_ms(entry: Entry) -> float:
+    """The kernel's own time in milliseconds."""
     assert entry.verdict.latency is not None
     return stats.median(entry.verdict.latency.candidate)
 

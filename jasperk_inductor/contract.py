@@ -278,9 +278,15 @@ class Validity:
     driver: str
     evaluator: str
 
+    _BINDING = ("device", "capability", "units", "torch", "triton", "cuda", "evaluator")
+
+    def binding(self) -> list[Any]:
+        """All that must agree. The driver does not bind."""
+        return [getattr(self, name) for name in self._BINDING]
+
     def mismatch(self, here: Validity) -> str | None:
-        """The first factor that differs here, in words; None if the entry holds. The driver does not bind."""
-        for name in ("device", "capability", "units", "torch", "triton", "cuda", "evaluator"):
+        """The first factor that differs here, in words; None if the entry holds."""
+        for name in self._BINDING:
             there, now = getattr(self, name), getattr(here, name)
             if there != now:
                 return f"{name}: built for {there!r}, here {now!r}"

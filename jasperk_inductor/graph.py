@@ -8,8 +8,10 @@ where nothing changes under it.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +60,9 @@ _CASTS = {"float", "half", "bfloat16", "double", "type", "type_as", "to"}
 _BARRIERS = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode", "_exit_inference_mode"}
 
 
+_TRANSFORMS = {"_enter_dual_level", "_make_dual", "_unwrap_for_grad", "_wrap_for_grad", "_add_batch_dim"}
+
+
 def value_of(node: fx.Node) -> Any:
     """What Dynamo recorded for a node: a fake tensor, a SymInt, …, or None."""
     return node.meta.get("example_value", node.meta.get("val"))
@@ -73,7 +78,13 @@ def is_tensor(node: Any) -> bool:
 
 
 def canonical(node: fx.Node) -> str:
-    """One name for one operation, whatever its spelling; "" where the operation is not one we know."""
+    """One name for one operation, whatever its spelling; "" where the operation is not one we know, or is given by keywords what is
+    otherwise given by position."""
+    name = _canonical(node)
+    return name if len(node.args) >= (2 if name in ("pow", "mul", "getitem") else 1) else ""
+
+
+def _canonical(node: fx.Node) -> str:
     if node.op == "call_function":
         if (name := _FUNCTIONS.get(node.target)) is not None:
             return name
@@ -92,6 +103,26 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | float | torch.SymInt | torch.SymFloat | torch.SymBool | torch.Size)
 
 
+SHARED = "jasperk_shared_memory"  # a placeholder's group, where its memory overlaps that of other inputs
+
+
+def mark_shared_memory(graph: fx.Graph, inputs: Sequence[Any]) -> None:
+    """Notes which graph inputs lie in the same memory although their storages are different objects (`torch.from_numpy` twice)."""
+    ranges = []
+    for node, value in zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=False):
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse and wrapper tensors have no memory to compare
+            if isinstance(value, torch.Tensor) and value.device.type != "meta" and (size := value.untyped_storage().nbytes()):
+                ranges.append((value.device.index or 0, value.untyped_storage().data_ptr(), size, node))
+    ranges.sort(key=lambda r: r[:2])
+    end, group, first = (-1, 0), 0, None
+    for index, start, size, node in ranges:
+        if first is not None and index == end[0] and start < end[1]:
+            first.meta[SHARED] = node.meta[SHARED] = group
+            end = (index, max(end[1], start + size))
+        else:
+            group, first, end = group - 1, node, (index, start + size)
+
+
 def storages(value: Any) -> set[int]:
     """Identities of the storages behind a value (tensor, or nest of them)."""
     if isinstance(value, torch.Tensor):
@@ -105,38 +136,69 @@ def storages(value: Any) -> set[int]:
 
 
 def written(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes whose tensors this node writes in place."""
+    """The nodes whose tensors this node may write in place. What is not known to leave its inputs alone counts as a writer of all."""
     if node.op == "call_method":
         name = str(node.target)
-        if (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__", "__isub__"):
-            yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
-        return
-    if node.op != "call_function":
-        yield from node.all_input_nodes if node.op == "call_module" else ()
-        return
-    target = node.target
+        if (name.endswith("_") and not name.endswith("__")) or name in _WRITING_METHODS:
+            yield from _nodes(node.args[:1])
+    elif node.op == "call_module":
+        yield from node.all_input_nodes
+    elif node.op == "call_function":
+        yield from _nodes([node.kwargs.get("out")])
+        yield from _written_by_function(node)
+
+
+def _written_by_function(node: fx.Node) -> Iterator[fx.Node]:
+    target: Any = node.target
     name = str(getattr(target, "__name__", target))
-    if isinstance(out := node.kwargs.get("out"), fx.Node):
-        yield out
     if isinstance(target, torch._ops.OpOverload):
-        for argument, given in zip(target._schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, fx.Node):
-                yield given
-    elif isinstance(target, torch._ops.HigherOrderOperator):
+        yield from _written_by_schema(target._schema, node)
+    elif isinstance(target, torch._ops.OpOverloadPacket):
+        for overload in target.overloads():
+            yield from _written_by_schema(getattr(target, overload)._schema, node)
+    elif target in _INPLACE or (name.endswith("_") and not name.endswith("__")):
+        yield from _nodes(node.args[:1] or list(node.kwargs.values())[:1])
+    elif _is_inplace(target, node):
+        yield from _nodes(node.args[:1] or [node.kwargs.get("input")])
+    elif isinstance(target, torch._ops.HigherOrderOperator) or not _is_known(target):
         yield from node.all_input_nodes  # opaque: may write anything it is given
-    elif (
-        target in _INPLACE
-        or (name.endswith("_") and not name.endswith("__"))
-        or node.kwargs.get("inplace") is True
-        or (target in (F.silu, F.relu, F.dropout) and True in node.args[1:])
-    ):
-        yield from (a for a in node.args[:1] if isinstance(a, fx.Node))
 
 
-_INPLACE = {operator.setitem, operator.delitem}
-_INPLACE |= {
-    getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-}
+def _written_by_schema(schema: Any, node: fx.Node) -> Iterator[fx.Node]:
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _nodes([node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)])
+
+
+def _nodes(values: Iterable[Any]) -> Iterator[fx.Node]:
+    """The nodes among some arguments, and in lists and tuples among them."""
+    for value in values:
+        if isinstance(value, fx.Node):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _nodes(value)
+
+
+def _is_inplace(target: Any, node: fx.Node) -> bool:
+    """Whether a function is called with `inplace=True`, by name or by position."""
+    if True not in (*node.args, *node.kwargs.values()):
+        return False
+    try:
+        bound = inspect.signature(target).bind_partial(*node.args, **node.kwargs)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return node.kwargs.get("inplace") is True
+    return bound.arguments.get("inplace") is True
+
+
+def _is_known(target: Any) -> bool:
+    """Functions of torch, of operator and of Python: those of them that write say so by their names."""
+    module = getattr(target, "__module__", None) or getattr(getattr(target, "__objclass__", None), "__module__", None) or ""
+    return module.split(".")[0] in ("", "torch", "operator", "_operator", "builtins", "math", "functools")
+
+
+_INPLACE_NAMES = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift", "concat")
+_INPLACE = {operator.setitem, operator.delitem} | {getattr(operator, f"i{name}") for name in _INPLACE_NAMES}
+_WRITING_METHODS = {"__setitem__", "__delitem__"} | {f"__i{name}__" for name in _INPLACE_NAMES}
 
 
 class GraphView:
@@ -147,13 +209,22 @@ class GraphView:
         self.nodes = list(graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}
         self._names = {node: canonical(node) for node in self.nodes}
+        self._same = {s: node.meta[SHARED] for node in self.nodes if SHARED in node.meta for s in storages(value_of(node))}
         self._writes: list[tuple[int, set[int]]] = []  # position, storages written
         self._barriers: list[int] = []
+        self.transformed = ""  # the first sign of a function transform (vmap, grad, jvp), which runs its operators by other rules
         for i, node in enumerate(self.nodes):
-            if str(getattr(node.target, "__name__", node.target)) in _BARRIERS:
+            name = str(getattr(node.target, "__name__", node.target))
+            if name in _BARRIERS:
                 self._barriers.append(i)
+            if name in _TRANSFORMS or name.endswith("_increment_nesting"):
+                self.transformed = self.transformed or name
             if targets := list(written(node)):
-                self._writes.append((i, set().union(*(storages(value_of(t)) for t in targets))))
+                self._writes.append((i, set().union(*(self.storages(value_of(t)) for t in targets))))
+
+    def storages(self, value: Any) -> set[int]:
+        """As the function of that name, with graph inputs that lie in the same memory taken together."""
+        return {self._same.get(s, s) for s in storages(value)}
 
     def name(self, node: Any) -> str:
         """The canonical name of a node; "" for anything else."""
@@ -234,10 +305,10 @@ class GraphView:
         low, high = min(at, first), max(at, last)
         if any(low <= b <= high for b in self._barriers):
             return "it spans a change of grad mode or autocast"
-        sources = set().union(*(storages(value_of(n)) for n in inputs))
-        if any(storages(value_of(o)) & sources for o in outputs):
+        sources = set().union(*(self.storages(value_of(n)) for n in inputs))
+        if any(self.storages(value_of(o)) & sources for o in outputs):
             return "an output is a view of an input"
-        touched = set().union(*(storages(value_of(n)) for n in [*inputs, *nodes]))
+        touched = set().union(*(self.storages(value_of(n)) for n in [*inputs, *nodes]))
         for i, targets in self._writes:
             if low <= i <= high and (targets & touched or self.nodes[i] in inside):
                 return f"an in-place write ({self.nodes[i].name}) falls among its nodes"

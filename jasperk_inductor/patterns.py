@@ -49,7 +49,7 @@ def rms_norms(view: GraphView) -> list[RMSNorm]:
         x, shape, *rest = arguments(node)
         weight: Any = rest[0] if rest else node.kwargs.get("weight")
         eps = rest[1] if len(rest) > 1 else node.kwargs.get("eps")
-        if is_tensor(weight) and isinstance(eps, float | fx.Node) and len(tuple(shape)) == 1:
+        if is_tensor(weight) and isinstance(eps, float | fx.Node) and isinstance(shape, list | tuple) and len(shape) == 1:
             found.append(RMSNorm(view.up(x, "cast"), weight, eps, 0.0, node, view.down(node, "cast")))
     return sorted(found, key=lambda n: view.position[n.output])
 

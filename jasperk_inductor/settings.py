@@ -7,7 +7,10 @@ misspelt key fails loudly instead of silently compiling something else.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +26,33 @@ ENVIRONMENT = {
 }
 
 BEAT = ("inductor", "eager")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def default_cache_dir() -> Path:
     """The cache directory when neither an option nor JASPERK_CACHE_DIR names one."""
     if named := os.environ.get("JASPERK_CACHE_DIR"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "jasperk"
+        return _folder(named, "JASPERK_CACHE_DIR")
+    return _folder(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "XDG_CACHE_HOME") / "jasperk"
+
+
+def _folder(given: str | os.PathLike[str], what: str) -> Path:
+    """An absolute path: a later change of the working directory moves nothing."""
+    if not os.fspath(given):
+        raise UnknownOption(f"{what} is empty; name a folder.")
+    try:
+        return Path(given).expanduser().absolute()
+    except RuntimeError as error:
+        raise UnknownOption(f"{what} is {os.fspath(given)!r}: {error}; name a folder that exists or can be made.") from error
+
+
+def log_level() -> str | None:
+    """The level that JASPERK_LOG asks for; None if it asks for none, or for one that does not exist (which is said once)."""
+    given = os.environ.get("JASPERK_LOG", "").upper()
+    if not given or given in logging.getLevelNamesMapping():
+        return given or None
+    warnings.warn(f"JASPERK_LOG={given.lower()!r} is no level; use one of {', '.join(LEVELS)}", stacklevel=2)
+    return None
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,8 @@ class Options:
         """
         given = dict(given or {})
         known = {f.name for f in dataclasses.fields(cls)}
+        if wrong := [k for k in given.get("inductor") or () if not isinstance(k, str)]:
+            raise UnknownOption(f"option 'inductor' names Inductor's settings; {wrong[0]!r} is no name.")
         for key in given:
             if key not in known:
                 raise UnknownOption(f"jasperk has no option {key!r}.{nearest(str(key), known)}")
@@ -77,16 +102,23 @@ class Options:
             if given.setdefault("mode", mode) != mode:
                 raise UnknownOption(f"mode={mode!r} and options['mode']={given['mode']!r} disagree; give one of them.")
         for key, kinds in _KINDS.items():
-            if key in given and (not isinstance(given[key], kinds) or (isinstance(given[key], bool) and bool not in kinds)):
+            if (
+                key in given
+                and not (given[key] is None and key == "families")
+                and (not isinstance(given[key], kinds) or (isinstance(given[key], bool) and bool not in kinds))
+            ):
                 wanted = " or ".join(k.__name__ for k in kinds)
                 raise UnknownOption(f"option {key!r} must be {wanted}, not {type(given[key]).__name__} ({given[key]!r}).")
-        if given.get("budget_s", 0) < 0:
+        if not 0 <= given.get("budget_s", 0) <= math.inf:
             raise UnknownOption(f"option 'budget_s' is a number of seconds, at least 0, not {given['budget_s']!r}.")
         if given.get("beat", "eager") not in BEAT:
             raise UnknownOption(f"option 'beat' has no value {given['beat']!r}.{nearest(given['beat'], BEAT)}")
         if "cache_dir" in given:
-            given["cache_dir"] = Path(given["cache_dir"]).expanduser()
+            given["cache_dir"] = _folder(given["cache_dir"], "option 'cache_dir'")
         families = given.get("families")
+        for name in families or ():
+            if not isinstance(name, str) or (isinstance(families, Mapping) and not isinstance(families[name], bool)):
+                raise UnknownOption(f"option 'families' is a list of names, or names with True or False; {name!r} is not as it should be.")
         if families is not None and not isinstance(families, Mapping):
             given["families"] = tuple(families)
         return cls(**given)

@@ -6,6 +6,7 @@ Nothing is executed and nothing is changed here. Sites never overlap: the first 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from . import reference
 from .contract import Family, Kept, Match, Problem, Site, TensorSpec
 from .families import families
 from .graph import GraphView, module_path, value_of
+
+log = logging.getLogger("jasperk")
 
 
 class _Unfit(Exception):
@@ -36,11 +39,13 @@ def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None, target: str
     kept: list[Kept] = []
     claimed: set[fx.Node] = set()
     for family in (only if only is not None else families()).values():
-        for match in family.find(view):
+        for match in _matches(family, view, kept):
             if (target or value_of(next(iter(match.inputs.values()))).device.type) not in family.devices:
                 continue
             module = _module(match)
             try:
+                if view.transformed:
+                    raise _Unfit(f"it is inside a function transform ({view.transformed}), which has no rule for jasperk's operators")
                 site = _site(view, family, match, module)
                 own = set(site.nodes) - set(match.recomputed)
                 if claimed & own:
@@ -48,10 +53,34 @@ def sites(graph: fx.Graph, only: Mapping[str, Family] | None = None, target: str
             except (_Unfit, reference.NotWritable) as unfit:
                 kept.append(Kept(family.name, module, 0, str(unfit)))
                 continue
+            except Exception as error:  # one strange node must not cost the graph its other sites
+                log.debug("a match of %s", family.name, exc_info=True)
+                kept.append(Kept(family.name, module, 0, f"jasperk cannot read its subgraph ({type(error).__name__}: {error})"))
+                continue
             claimed |= own
             found.append(site)
-    found.sort(key=lambda s: view.position[s.before])
-    return found, kept
+    return _ordered(view, found, kept), kept
+
+
+def _matches(family: Family, view: GraphView, kept: list[Kept]) -> list[Match]:
+    try:
+        return list(family.find(view))
+    except Exception as error:
+        log.debug("looking for %s", family.name, exc_info=True)
+        kept.append(Kept(family.name, "", 0, f"jasperk cannot read this graph ({type(error).__name__}: {error})"))
+        return []
+
+
+def _ordered(view: GraphView, found: list[Site], kept: list[Kept]) -> list[Site]:
+    """Sites in the order of their places. A site whose place is before that of a site that feeds it is Kept."""
+    order = sorted(found, key=lambda s: (view.position[s.before], view.position[s.outputs[0]]))
+    while True:
+        index = {output: i for i, site in enumerate(order) for output in site.outputs}
+        early = next((s for i, s in enumerate(order) if any(index.get(n, -1) > i for n in s.inputs)), None)
+        if early is None:
+            return order
+        order.remove(early)
+        kept.append(Kept(early.family, early.module, early.rows, "an input is ready only after an output is first used"))
 
 
 def _module(match: Match) -> str:
@@ -100,6 +129,9 @@ def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
         specs[role] = TensorSpec(role, tuple(dims), str(value.dtype).removeprefix("torch."), layout, _align(value), kind)
     if any(size == 0 for size in sizes.values()):
         raise _Unfit("it is empty")
+    parameters = {value_of(inputs[role]).dtype for role, kind in match.kinds.items() if kind == "matrix"}
+    if parameters and parameters != {value_of(next(iter(inputs.values()))).dtype}:
+        raise _Unfit("its weights and its input have different types (autocast is on around it?)")
     constants = {node: _float(node) for node in match.constants}
     params = {k: constants[v] if isinstance(v, fx.Node) else v for k, v in match.params.items()}
     problem = Problem(
@@ -115,7 +147,11 @@ def _site(view: GraphView, family: Family, match: Match, module: str) -> Site:
 
 
 def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
+    if isinstance(size, int):
+        return size
+    if (hint := size.node.hint) is None:
+        raise _Unfit(f"a size ({size}) depends on the data")
+    return int(hint)
 
 
 def _float(node: fx.Node) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from jasperk_inductor.errors import UnknownName, nearest
+from jasperk_inductor.errors import JasperkError, UnknownName, nearest
 
 NAME = "qwen3_8"
 TITLE = "Qwen3.8-27B"
@@ -53,6 +53,11 @@ def config(size: str = "full", layers: int | None = None, **changes: Any) -> Any
         raise UnknownName(f"{TITLE} has no size {size!r}.{nearest(size, SIZES)}")
     values = dict(SIZES[size]) | changes
     if layers is not None:
+        if layers % 4 or not 0 < layers <= SIZES[size]["num_hidden_layers"]:
+            most = SIZES[size]["num_hidden_layers"]
+            raise JasperkError(
+                f"{TITLE} ({size}) has {most} layers in groups of four, three gated delta nets and one attention; not {layers}."
+            )
         values["num_hidden_layers"] = layers
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
     return Qwen3_5TextConfig(rope_parameters=rope, tie_word_embeddings=False, **values)

@@ -376,3 +376,52 @@ def test_inputs_with_a_fixed_address_are_the_ones_that_inductor_sees(cache_dir: 
     stock, ours = seen
     assert len(stock) > 60
     assert ours == stock
+
+
+def test_many_traces_of_one_model_stay_possible_and_leave_it_to_its_user(cache_dir: Path) -> None:
+    model, args = Layer(), pair()
+    with torch.no_grad():
+        for _ in range(12):
+            (traced,) = jasperk_inductor.sites(model, *args)
+            assert {s.family for s in traced.sites} == set(COUNTS)
+        compiled(model, cache_dir=str(cache_dir), identity=True)(*args)
+    assert jasperk_inductor.explain().counts() == COUNTS
+
+
+def test_explain_finds_the_options_of_a_compiled_function_and_of_a_model_compiled_in_place(cache_dir: Path) -> None:
+    model, args = Layer(), pair()
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return model(a, b)
+
+    if not INSTALLED:
+        pytest.skip("the package is not installed, so there is no entry point")
+    options = {"cache_dir": str(cache_dir), "identity": True}
+    with torch.no_grad():
+        assert jasperk_inductor.explain(torch.compile(run, backend="jasperk", options=options), *args).counts() == COUNTS
+        model.compile(backend="jasperk", options=options)
+        model(*args)
+        assert jasperk_inductor.explain(model, *args, options=options).counts() == COUNTS
+        assert len(jasperk_inductor.sites(model, *args)[0].sites) == 4
+        assert model._compiled_call_impl is not None, "it stays compiled"
+
+
+@pytest.mark.parametrize("given", [None, 3, nn.Linear])
+def test_what_cannot_be_traced_says_so(given: Any) -> None:
+    from jasperk_inductor.errors import JasperkError
+
+    with pytest.raises(JasperkError, match="a module or a function"):
+        jasperk_inductor.sites(given)
+
+
+def test_a_relative_cache_directory_does_not_move(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jasperk_inductor.settings import Options
+
+    monkeypatch.chdir(tmp_path)
+    chosen = Options.parse({"cache_dir": "here"})
+    assert chosen.cache_dir == tmp_path / "here"
+    for wrong in ({"cache_dir": ""}, {"cache_dir": "~no-such-user/x"}, {"families": [["silu_mul"]]}, {"families": {"silu_mul": "False"}},
+                  {"inductor": {1: 2}}, {"budget_s": float("nan")}):  # fmt: skip
+        with pytest.raises(UnknownOption):
+            Options.parse(wrong)
+    assert Options.parse({"families": None}).families is None

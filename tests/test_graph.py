@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from helpers import MLP, graphs
@@ -78,3 +81,89 @@ def test_a_place_is_refused_for_a_view_of_an_input() -> None:
 def test_module_paths() -> None:
     one = view(MLP(), torch.ones(2, 64))
     assert [module_path(n) for n in one.all("linear")] == ["gate", "up", "down"]
+
+
+def ffn(between: Any) -> Any:
+    """Two siblings with something between them: what that writes must be seen."""
+
+    def run(x: torch.Tensor, g: torch.Tensor, u: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        a = F.linear(x, g)
+        between(x)
+        return F.linear(F.silu(a) * F.linear(x, u), d)
+
+    return run
+
+
+@torch.library.custom_op("jasperk_tests::bump", mutates_args={"x"})
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@torch.library.custom_op("jasperk_tests::bump_all", mutates_args={"xs"})
+def bump_all(xs: list[torch.Tensor]) -> None:
+    for x in xs:
+        x.add_(1)
+
+
+WRITES = {
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1, True),
+    "elu": lambda x: F.elu(x, inplace=True),
+    "relu6": lambda x: F.relu6(x, True),
+    "hardtanh": lambda x: F.hardtanh(x, -1.0, 1.0, True),
+    "dropout": lambda x: F.dropout(x, 0.5, True, True),
+    "silu": lambda x: F.silu(x, inplace=True),
+    "foreach": lambda x: torch._foreach_add_([x], 1.0),
+    "custom": lambda x: bump(x),
+    "custom by name": lambda x: bump(x=x),
+    "custom packet": lambda x: torch.ops.jasperk_tests.bump(x),
+    "custom list": lambda x: bump_all([x]),
+    "ipow": lambda x: x.__ipow__(2),
+    "setitem": lambda x: x.__setitem__(0, 1.0),
+    "out": lambda x: torch.mul(x, 2.0, out=x),
+    "add_": lambda x: x.add_(1),
+    "view then write": lambda x: x.view(-1)[:3].zero_(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_between_siblings_is_seen(name: str) -> None:
+    from jasperk_inductor import backend
+
+    torch.manual_seed(0)
+    args = [torch.randn(6, 16), torch.randn(32, 16), torch.randn(32, 16), torch.randn(16, 32)]
+    run = ffn(WRITES[name])
+    fn = torch.compile(run, backend=lambda gm, x: backend.jasperk(gm, x, options={"identity": True, "strict": True}))
+    with torch.no_grad():
+        torch.manual_seed(1)
+        wanted = run(*args)
+        torch.manual_seed(1)
+        got = fn(*args)
+    if name != "dropout":  # whose random numbers are Inductor's own
+        assert torch.allclose(got, wanted, atol=1e-3), name
+    from jasperk_inductor import explanation
+
+    outcomes = {o.family: o.status for g in explanation.reports() for o in g.outcomes}
+    assert outcomes.get("ffn_gate_up") == "kept", outcomes
+
+
+def test_two_inputs_in_the_same_memory() -> None:
+    from jasperk_inductor import backend
+
+    def run(x: torch.Tensor, y: torch.Tensor, g: torch.Tensor, u: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        a = F.linear(x, g)
+        y.add_(1)
+        return F.linear(F.silu(a) * F.linear(x, u), d)
+
+    from jasperk_inductor import explanation
+
+    weights = [torch.randn(32, 16), torch.randn(32, 16), torch.randn(16, 32)]
+    fn = torch.compile(run, backend=lambda gm, x: backend.jasperk(gm, x, options={"identity": True, "strict": True}))
+    for shared, status in ((True, "kept"), (False, "swapped")):
+        torch._dynamo.reset()
+        explanation.forget()
+        x = torch.randn(4, 16)
+        with torch.no_grad():
+            fn(x, torch.from_numpy(x.numpy()) if shared else x.clone(), *weights)
+        (report,) = explanation.reports()
+        assert {o.family: o.status for o in report.outcomes}["ffn_gate_up"] == status

@@ -240,3 +240,78 @@ def test_a_sum_that_others_use_is_written() -> None:
     plain = (["residual", "delta", "weight"], ["sum", "normed"])
     assert roles(used, x(2, 64), x(2, 64)) == [plain, plain]
     assert roles(doubled, x(2, 64), x(2, 64)) == [plain, plain]
+
+
+def test_weights_of_another_type_are_kept_under_autocast() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, kept = sites(MLP(), x(2, 3, 64))
+    assert not [s for s in found if s.family in ("ffn_gate_up", "ffn_down")]
+    assert any("autocast" in k.reason for k in kept)
+
+
+@pytest.mark.parametrize("how", ["linear", "pow", "silu", "mean", "rsqrt"])
+def test_an_operation_spelt_by_keywords_costs_no_other_site(how: str) -> None:
+    layer = Layer()
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = layer(a, b)
+        if how == "linear":
+            return F.linear(input=y, weight=layer.mlp.down.weight.T)
+        if how == "pow":
+            return y * torch.rsqrt(y.pow(exponent=2).mean(-1, keepdim=True) + 1e-6)
+        if how == "silu":
+            return F.silu(input=y) * y
+        return torch.mean(input=y, dim=-1) if how == "mean" else torch.rsqrt(input=y)
+
+    assert counts(run, x(2, 3, 64), x(2, 3, 64)).items() >= {"residual_rmsnorm": 1, "silu_mul": 1}.items()
+
+
+def test_a_site_that_would_run_before_its_input_is_kept() -> None:
+    def run(x: torch.Tensor, a: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate = F.silu(g)
+        s = x + a
+        v = w.exp()
+        product = gate * s
+        n = s * torch.rsqrt((s * s).mean(-1, keepdim=True) + 1e-6)
+        return product, n * (1.0 + v)
+
+    from jasperk_inductor import backend
+
+    args = (x(2, 32), x(2, 32), torch.rand(32), x(2, 32))
+    fn = torch.compile(run, backend=lambda gm, e: backend.jasperk(gm, e, options={"identity": True, "strict": True}))
+    with torch.no_grad():
+        for got, wanted in zip(fn(*args), run(*args), strict=True):
+            assert torch.allclose(got, wanted, atol=1e-5)
+
+
+def test_a_strange_graph_costs_only_the_family_that_stumbles(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    from jasperk_inductor.families import families
+
+    def stumble(view: Any) -> Any:
+        raise KeyError("strange")
+
+    broken = {**families(), "silu_mul": dataclasses.replace(families()["silu_mul"], find=stumble)}
+    with torch.no_grad():
+        (gm,) = graphs(Layer(), x(2, 3, 64), x(2, 3, 64))
+        found, kept = trace.sites(gm.graph, broken)
+    assert {s.family for s in found} == {"residual_rmsnorm", "ffn_gate_up", "ffn_down"}
+    assert [(k.family, "KeyError" in k.reason) for k in kept] == [("silu_mul", True)]
+
+
+def test_function_transforms_are_kept_and_leave_no_trace() -> None:
+    from torch.func import jvp, vmap
+
+    from jasperk_inductor import backend
+
+    def product(y: torch.Tensor) -> torch.Tensor:
+        return F.silu(y) * (y * 2)
+
+    one = x(4, 8)
+    for run in (lambda t: jvp(product, (t,), (torch.ones_like(t),))[1], lambda t: vmap(product)(t)):
+        torch._dynamo.reset()
+        fn = torch.compile(run, backend=lambda gm, e: backend.jasperk(gm, e, options={"identity": True, "strict": True}))
+        with torch.no_grad():
+            assert torch.allclose(fn(one), run(one), atol=1e-5)
+            assert torch.allclose(run(one), run(one))

@@ -6,7 +6,6 @@ With --json every command writes one JSON object a line to stdout and nothing el
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import typer
@@ -14,7 +13,7 @@ from rich.logging import RichHandler
 
 from .. import __version__
 from ..errors import JasperkError
-from ..settings import ENVIRONMENT
+from ..settings import ENVIRONMENT, log_level
 from . import lab, model, store
 from .common import err
 
@@ -39,7 +38,7 @@ def main() -> None:
     """Runs the command; an error of ours is one clear line, not a traceback."""
     logger = logging.getLogger("jasperk")
     logger.addHandler(RichHandler(console=err, show_path=False, show_time=False))
-    logger.setLevel(os.environ.get("JASPERK_LOG", "WARNING").upper())
+    logger.setLevel(log_level() or "WARNING")
     try:
         app()
     except JasperkError as error:

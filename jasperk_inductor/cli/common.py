@@ -63,11 +63,10 @@ def pick_device(device: str) -> str:
 
 
 def pick_dtype(dtype: str | None, device: str) -> str:
-    import torch
 
     chosen = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
-    if not isinstance(getattr(torch, chosen, None), torch.dtype):
-        raise JasperkError(f"--dtype {chosen!r} is no type of torch; use float32, bfloat16 or float16.")
+    if chosen not in ("float32", "bfloat16", "float16", "float64"):
+        raise JasperkError(f"--dtype {chosen!r} is no type for weights; use float32, bfloat16 or float16.")
     return chosen
 
 
@@ -78,6 +77,10 @@ def workloads(
 
     if phase not in ("prefill", "decode"):
         raise JasperkError(f"--phase is prefill or decode, not {phase!r}.")
+    batches = list(batches)
+    for name, value in (("--batch", min(batches)), ("--context", context), ("--layers", layers)):
+        if value is not None and value < 1:
+            raise JasperkError(f"{name} is at least 1, not {value}.")
     if capacity is not None and capacity <= context:
         raise JasperkError(f"--capacity {capacity} must be larger than --context {context}: the cache holds the prompt too.")
     return [Workload(model, size, layers, phase, batch, context, capacity or 0, dtype) for batch in batches]

@@ -51,7 +51,7 @@ def optimize(
     family: Families = None,
     wanted: Annotated[bool, typer.Option("--wanted", help="Build what earlier compiles found missing, instead of a model's.")] = False,
     optimizer: Annotated[str, typer.Option(help="library: search the shipped kernels.")] = "library",
-    budget: Annotated[float, typer.Option(help="Seconds a problem; nothing new is started after.")] = 60.0,
+    budget: Annotated[float, typer.Option(min=0.0, help="Seconds a problem; nothing new is started after.")] = 60.0,
     again: Annotated[bool, typer.Option("--again", help="Search also where the cache has an entry; the faster one stays.")] = False,
     save_tuned: Annotated[bool, typer.Option("--save-tuned", help="Write the winners' launch parameters into kernels/*/tuned/.")] = False,
     cache_dir: CacheDir = None,

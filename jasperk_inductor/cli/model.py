@@ -136,6 +136,7 @@ def bench(
     """Measure tokens/s as each family is replaced: eager, Inductor, +A, +B, … and the default policy."""
     bench_run, ledger = _bench_module("run"), _bench_module("ledger")
     place = pick_device(device)
+    workloads(model, size, layers, "decode", batch, context, capacity, "float32")  # checks what they have in common
     runs = [
         ledger.Run(
             model, size, layers, b, context, capacity, pick_dtype(dtype, place), place,

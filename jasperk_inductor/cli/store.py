@@ -56,7 +56,10 @@ def cache_pack(
     """Write all entries with their built kernels to one file, to be moved to another machine."""
     from ..bundle import pack
     from ..cache import Cache
+    from ..families import family as known_family
 
+    for name in family or ():
+        known_family(name)
     count = pack(Cache(cache_dir or default_cache_dir()), file, set(family) if family else None)
     emit({"packed": count, "file": str(file), "bytes": file.stat().st_size}) if as_json else err.print(f"{count} entries in {file}")
 
