@@ -320,3 +320,35 @@ def test_packing_where_nobody_may_write(cache_dir: Path) -> None:
     cache, _ = stored(cache_dir)
     with pytest.raises(CacheUnavailable, match="can write"):
         bundle.pack(cache, "/proc/k.tgz")
+
+
+def test_two_versions_of_torch_share_a_cache_and_evict_nothing(cache_dir: Path) -> None:
+    cache, mine = stored(cache_dir)
+    other = dataclasses.replace(HERE, torch="9.9")
+    folder = cache.materialise(mine)
+    cache.put(dataclasses.replace(mine, validity=other), folder)
+    assert Cache(cache_dir).get(PROBLEM, 4, HERE) == mine
+    theirs = Cache(cache_dir).get(PROBLEM, 4, other)
+    assert theirs is not None
+    assert theirs.validity == other
+
+
+def test_unpacking_never_takes_the_place_of_a_faster_kernel(cache_dir: Path, tmp_path: Path) -> None:
+    slow, _ = stored(tmp_path / "slow", 5.0, b"slow")
+    bundle.pack(slow, tmp_path / "slow.tgz")
+    cache, fast = stored(cache_dir, 1.0)
+    bundle.unpack(cache, tmp_path / "slow.tgz", HERE)
+    assert Cache(cache_dir).get(PROBLEM, 4, HERE) == fast
+    faster, quick = stored(tmp_path / "faster", 0.1, b"quick")
+    bundle.pack(faster, tmp_path / "faster.tgz")
+    bundle.unpack(cache, tmp_path / "faster.tgz", HERE)
+    assert Cache(cache_dir).get(PROBLEM, 4, HERE) == quick
+
+
+def test_a_failed_pack_leaves_nothing_behind(cache_dir: Path, tmp_path: Path) -> None:
+    cache, _ = stored(cache_dir)
+    target = tmp_path / "out"
+    (target / "in the way").mkdir(parents=True)
+    with pytest.raises(CacheUnavailable):
+        bundle.pack(cache, target)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".tmp")] == []
