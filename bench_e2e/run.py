@@ -72,6 +72,8 @@ def keep(rows: Sequence[Row], path: Path) -> None:
     """
     try:
         old = json.loads(path.read_text()) if path.exists() else []
+        if not isinstance(old, list):
+            raise TypeError(f"it holds a {type(old).__name__}")
         known = {_place(r): r for r in old}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JasperkError(f"{path} is no list of ledger rows ({error}); nothing was written to it.") from error

@@ -57,7 +57,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         compiled(Layer(), cache_dir=str(root), budget_s=300.0, beat="eager")(*pair())
     (report,) = explanation.reports()
     assert report.failure is None
-    assert report.evaluations == 4
+    assert report.evaluations >= 4, "one a problem; more where the first choice fell behind in the full trial"
     return root
 
 
